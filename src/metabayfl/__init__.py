@@ -1,0 +1,50 @@
+"""Federated learning with Bayesian neural networks on small, noisy, heterogeneous clients."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from metabayfl._version import __version__
+from metabayfl.options import InputError
+
+if TYPE_CHECKING:
+    from metabayfl import models
+    from metabayfl.api import federate
+    from metabayfl.check import check
+    from metabayfl.data.federation import Federation
+    from metabayfl.methods import BayFL, FedAvg
+    from metabayfl.methods.base import Method
+    from metabayfl.result import Result, load
+
+__all__ = [
+    "BayFL",
+    "FedAvg",
+    "Federation",
+    "InputError",
+    "Method",
+    "Result",
+    "__version__",
+    "check",
+    "federate",
+    "load",
+    "models",
+]
+
+_HOMES = {
+    "BayFL": "methods",
+    "FedAvg": "methods",
+    "Federation": "data.federation",
+    "Method": "methods.base",
+    "Result": "result",
+    "check": "check",
+    "federate": "api",
+    "load": "result",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: help and version need no torch."""
+    if name == "models":
+        return import_module("metabayfl.models")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'metabayfl' has no attribute {name!r}")
+    return getattr(import_module(f"metabayfl.{_HOMES[name]}"), name)

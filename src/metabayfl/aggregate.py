@@ -1,0 +1,31 @@
+"""Averages of client updates, accumulated in float64 in the order given; each update is read once per pass."""
+
+from collections.abc import Callable, Sequence
+
+from metabayfl.types import Params, Received
+
+
+def shares(updates: Sequence[Received]) -> list[float]:
+    """Weights of the updates, summing to one."""
+    weights = [update.weight for update in updates]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def weighted_sums(updates: Sequence[Received], terms: Callable[[Params, float], Params]) -> Params:
+    """Sum over the updates of share times each named term, in float64; `terms` gets a payload and its share."""
+    sums: Params = {}
+    for update, share in zip(updates, shares(updates), strict=True):
+        for name, term in terms(update.payload, share).items():
+            value = term.double()
+            sums[name] = sums[name].add_(value, alpha=share) if name in sums else value.mul(share)
+    if not sums:
+        raise ValueError("there are no updates to average")
+    return sums
+
+
+def mean(updates: Sequence[Received]) -> Params:
+    """Weighted mean of every named tensor, in its own type."""
+    sums = weighted_sums(updates, lambda payload, _: payload)
+    types = {name: tensor.dtype for name, tensor in updates[0].payload.items()}
+    return {name: total.to(types[name]) for name, total in sums.items()}

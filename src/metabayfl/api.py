@@ -1,0 +1,119 @@
+"""Five lines of Python: a module, arrays of clients, a method, a result."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from metabayfl.config import EvalOptions, Plan, SelectOptions
+from metabayfl.data.federation import Federation
+from metabayfl.engine import local
+from metabayfl.engine.plan import Job
+from metabayfl.environment import describe_environment
+from metabayfl.methods import BayFL
+from metabayfl.methods.base import Method
+from metabayfl.options import InputError
+from metabayfl.rebuild import describe_model
+from metabayfl.result import Result, describe_likelihood, make_task
+from metabayfl.store import RunDirectory
+
+
+def federate(
+    model: nn.Module,
+    federation: Federation,
+    method: Method | None = None,
+    *,
+    rounds: int = 20,
+    seed: int = 0,
+    out: str | Path | None = None,
+    workers: int = 1,
+    resume: bool = False,
+    held_out: bool | None = None,
+    eval: EvalOptions | Mapping[str, Any] | None = None,  # noqa: A002 (the name of the config section)
+    observe: local.Observer = lambda event: None,
+    **plan: Any,
+) -> Result:
+    """Train a model on a federation.
+
+    The module is copied and its weights are where training starts. `out` keeps the run in a directory, from which
+    `resume=True` goes on after an interruption; `workers` processes share the clients. `plan` takes the options of
+    `metabayfl.config.Plan`, such as clients_per_round.
+    """
+    options = Plan(rounds=rounds, seed=seed, select=SelectOptions(held_out=held_out), eval=eval or {}, **plan)
+    return run_job(
+        model, federation, method or BayFL(), options, out=out, workers=workers, resume=resume, observe=observe
+    )
+
+
+def run_job(
+    model: nn.Module,
+    federation: Federation,
+    method: Method,
+    plan: Plan,
+    *,
+    out: str | Path | None = None,
+    workers: int = 1,
+    resume: bool = False,
+    observe: local.Observer = lambda event: None,
+    config: str = "",
+) -> Result:
+    """Carry out a plan in a run directory, new or to be resumed; `config` is the text it came from, kept with it."""
+    if workers < 1:
+        raise InputError(f"workers = {workers}: a number from 1 is accepted")
+    job = Job(method, make_task(model, federation.likelihood, method), federation, plan)
+    check_job(job)
+    directory = RunDirectory(Path(tempfile.mkdtemp(prefix="metabayfl-") if out is None else out))
+    open_run(directory, describe(model, job), job, resume, config)
+    try:
+        local.run(job, directory, workers, observe)
+    finally:
+        directory.unlock()
+    result = Result(directory.path, model)
+    if out is None:
+        weakref.finalize(result, shutil.rmtree, directory.path, ignore_errors=True)
+    return result
+
+
+def describe(model: nn.Module, job: Job) -> dict[str, Any]:
+    """Return what a run is, in plain values."""
+    return {
+        "method": {"name": job.method.name, **job.method.model_dump(mode="json")},
+        "model": describe_model(model),
+        "likelihood": describe_likelihood(job.federation.likelihood),
+        "clients": len(job.federation),
+        **job.plan.model_dump(mode="json"),
+    }
+
+
+def open_run(directory: RunDirectory, about: dict[str, Any], job: Job, resume: bool, config: str) -> None:
+    """Begin a run, or make sure that a run to be resumed is the same one."""
+    environment = describe_environment(job.federation, job.plan.seed)
+    if not resume or not (directory.path / "run.json").exists():
+        directory.create(about, environment, job.task.constants(), config)
+        return
+    directory.lock()
+    before = directory.description()
+    different = sorted(key for key in about if before.get(key) != about[key])
+    if different:
+        raise InputError(f"{directory.path} is another run: {', '.join(different)} differ from what is asked for now")
+    if directory.environment().get("data_hash") != environment["data_hash"]:
+        raise InputError(f"{directory.path} was made with other data: its data hash differs")
+
+
+def check_job(job: Job) -> None:
+    """Refuse what cannot work before anything is written."""
+    first = job.federation.client(0).train_data(job.held_out, job.task.weights.dtype)
+    job.task.verify(first.x, first.y)
+    empty = [client for client, size in job.train_sizes.items() if size < 1]
+    if empty:
+        raise InputError(f"client {empty[0]} has nothing to train on once d_n is held out")
+    wanted = job.plan.clients_per_round
+    if wanted is not None and wanted > len(job.federation):
+        raise InputError(f"clients_per_round = {wanted}: there are {len(job.federation)} clients")
+    invited = min(wanted or len(job.federation), len(job.federation))
+    if job.plan.min_updates > invited:
+        raise InputError(f"min_updates = {job.plan.min_updates}: only {invited} clients are invited to a round")

@@ -1,0 +1,160 @@
+"""What of a module can be federated and made Bayesian, what cannot, and the fix."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+DENSE = (nn.Linear, nn.Bilinear, nn.MultiheadAttention)
+BAYESIAN = (*DENSE, _ConvNd, nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase)
+OLD_HOOKS = ("WeightNorm", "SpectralNorm")
+
+
+class Problem(NamedTuple):
+    """Something that stands in the way, and what to do about it."""
+
+    where: str
+    what: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}; {self.fix}"
+
+
+class Role(NamedTuple):
+    """A trainable or frozen parameter and the part it can play."""
+
+    name: str
+    parameter: nn.Parameter
+    owner: nn.Module
+
+    @property
+    def can_be_bayesian(self) -> bool:
+        """Weights and biases of linear, convolution, embedding and recurrent layers."""
+        return isinstance(self.owner, BAYESIAN)
+
+    @property
+    def is_dense(self) -> bool:
+        """Weights and biases of fully connected layers."""
+        return isinstance(self.owner, DENSE)
+
+    @property
+    def is_batchnorm(self) -> bool:
+        """Scale and shift of a BatchNorm layer."""
+        return isinstance(self.owner, _BatchNorm)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer of `check`; printing it tells a person everything."""
+
+    problems: tuple[Problem, ...]
+    bayesian: tuple[str, ...]
+    deterministic: tuple[str, ...]
+    frozen: tuple[str, ...]
+    buffers: tuple[str, ...]
+    parameters: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether the module can be federated."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        if self.problems:
+            return "\n".join(["cannot be federated:", *(f"  {problem}" for problem in self.problems)])
+        lines = [f"can be federated: {self.parameters:,} trainable parameters"]
+        for title, names in (
+            ("Bayesian", self.bayesian),
+            ("deterministic (a mean only)", self.deterministic),
+            ("frozen (kept as they are, never sent)", self.frozen),
+            ("buffers that travel with the model", self.buffers),
+        ):
+            if names:
+                lines.append(f"  {title}: {', '.join(names)}")
+        if not self.bayesian:
+            lines.append("  no layer can be made Bayesian: Bayesian methods will refuse this module")
+        return "\n".join(lines)
+
+
+def check(module: nn.Module) -> Report:
+    """Say what of a module is trained, what can be Bayesian, and what stands in the way."""
+    problems = tuple(find_problems(module))
+    if problems:
+        return Report(problems, (), (), (), (), 0)
+    found = list(roles(module))
+    trained = [role for role in found if role.parameter.requires_grad]
+    return Report(
+        problems=(),
+        bayesian=tuple(role.name for role in trained if role.can_be_bayesian),
+        deterministic=tuple(role.name for role in trained if not role.can_be_bayesian),
+        frozen=tuple(role.name for role in found if not role.parameter.requires_grad),
+        buffers=tuple(name for name, _ in travelling_buffers(module)),
+        parameters=sum(role.parameter.numel() for role in trained),
+    )
+
+
+def roles(module: nn.Module) -> Iterator[Role]:
+    """Each parameter once, in order, with the module that owns it; tied parameters count where they come first."""
+    seen: set[int] = set()
+    for prefix, owner in module.named_modules():
+        for name, parameter in owner.named_parameters(prefix, recurse=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield Role(name, parameter, owner)
+
+
+def travelling_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Floating-point buffers of the state_dict: running statistics and the like. Counters and masks stay where they are."""
+    saved = module.state_dict(keep_vars=True).keys()
+    for name, buffer in module.named_buffers():
+        if name in saved and buffer.is_floating_point():
+            yield name, buffer
+
+
+def find_problems(module: nn.Module) -> Iterator[Problem]:
+    """Everything that stands in the way of federating this module."""
+    if not isinstance(module, nn.Module):
+        yield Problem(type(module).__name__, "is not an nn.Module", "pass a torch.nn.Module")
+        return
+    for path, owner in module.named_modules():
+        yield from _layer_problems(path or type(owner).__name__, owner)
+    trained = [role for role in roles(module) if role.parameter.requires_grad]
+    if not trained:
+        yield Problem(type(module).__name__, "has no trainable parameters", "set requires_grad on what should be trained")
+    types = sorted({str(role.parameter.dtype) for role in trained})
+    if len(types) > 1:
+        yield Problem(type(module).__name__, f"mixes parameter types {', '.join(types)}", "call module.float()")
+    for role in trained:
+        yield from _parameter_problems(role)
+
+
+def _layer_problems(path: str, owner: nn.Module) -> Iterator[Problem]:
+    if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params():
+        yield Problem(path, "is not initialised yet (a lazy module)", "run one forward pass before")
+    if parametrize.is_parametrized(owner):
+        yield Problem(path, "is parametrised", "bake it in with torch.nn.utils.parametrize.remove_parametrizations")
+    hooks = [type(hook).__name__ for hook in owner._forward_pre_hooks.values()]
+    if any(name in OLD_HOOKS for name in hooks):
+        yield Problem(path, "recomputes its weight before each call", "call remove_weight_norm / remove_spectral_norm")
+    if isinstance(owner, _BatchNorm) and owner.momentum is None and owner.track_running_stats:
+        yield Problem(path, "averages over all batches ever seen (momentum=None)", "set momentum=0.1")
+    if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
+        if owner.sparse:
+            yield Problem(path, "has sparse gradients", "build it with sparse=False")
+        if owner.max_norm is not None:
+            yield Problem(path, "rescales its own weight in forward (max_norm)", "build it with max_norm=None")
+
+
+def _parameter_problems(role: Role) -> Iterator[Problem]:
+    parameter = role.parameter
+    if parameter.dtype not in (torch.float32, torch.float64):
+        yield Problem(role.name, f"has type {parameter.dtype}", "float32 or float64 is accepted: call module.float()")
+    elif parameter.device.type != "cpu":
+        yield Problem(role.name, f"lies on {parameter.device}", "training runs on the CPU: call module.cpu()")

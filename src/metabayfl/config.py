@@ -1,0 +1,161 @@
+"""The config of a run: TOML in, checked options out. No torch here, so that help and errors come at once."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from metabayfl.options import InputError, Options
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class DataOptions(Options):
+    """Which data, how they are split over the clients, and how uncertain they are."""
+
+    name: str = "digits"
+    """Dataset: digits."""
+    partition: Literal["iid", "dirichlet", "dirichlet-hsu", "shards", "step"] = "dirichlet"
+    """How samples are split over the clients."""
+    alpha: Annotated[float, Field(gt=0)] = 0.5
+    """Concentration of the Dirichlet partitions: small is heterogeneous."""
+    clients: Count = 5
+    """Number of clients."""
+    min_size: Count = 10
+    """Fewest samples of a client."""
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of each client's training samples that is kept, per class."""
+    noise_variance: Annotated[float, Field(ge=0)] = 0.0
+    """Variance of Gaussian noise on the training inputs, which lie in [0, 1]."""
+    batch_size: Count | tuple[Count, ...] = 32
+    """Mini-batch size, for all clients or one number each."""
+    test_fraction: Share = 0.2
+    """Share of a client's samples that is its local test part."""
+    unlabelled: Annotated[int, Field(ge=0)] = 0
+    """Samples set aside as the unlabelled pool U."""
+
+
+class ModelOptions(Options):
+    """The network: a built-in name or `module:callable`; other keys are its options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = "mlp"
+    """linear, mlp, convnet, resnet20, resnet32, resnet44, resnet56, or module:callable."""
+
+
+class SelectOptions(Options):
+    """d_n, the samples of a client on which choices are made."""
+
+    fraction: Share = 0.2
+    """Share of a client's training samples."""
+    held_out: bool | None = None
+    """Whether d_n is left out of training; by default only for methods that choose by it."""
+
+
+class EvalOptions(Options):
+    """When and how models are judged."""
+
+    every: Count | None = None
+    """Rounds between evaluations; by default ten evenly spaced rounds. The last round is always evaluated."""
+    samples: Count = 10
+    """Weight samples of a Bayesian prediction."""
+    subset: Count | None = None
+    """Use only so many samples of the common test set (always the same ones)."""
+
+    def rounds_to_evaluate(self, rounds: int) -> set[int]:
+        """Rounds, counted from 1, after which models are judged."""
+        if self.every is not None:
+            return {*range(self.every, rounds + 1, self.every), rounds}
+        return {-(-rounds * step // 10) for step in range(1, 11)}
+
+
+class DeadlineOptions(Options):
+    """A simulated deadline: slow clients miss a round. Simulated time, so that results do not depend on the machine."""
+
+    seconds: Annotated[float, Field(gt=0)] | None = None
+    """Simulated seconds a client has for a round; none by default."""
+    step_seconds: Annotated[float, Field(gt=0)] = 0.01
+    """Simulated seconds of one gradient step on a typical client."""
+    spread: Annotated[float, Field(ge=0)] = 0.5
+    """How much clients differ in speed: standard deviation of its logarithm."""
+
+
+class Plan(Options):
+    """How a run is carried out, whatever the method, the model and the data."""
+
+    rounds: Count = 20
+    """Communication rounds."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Everything random depends on it."""
+    clients_per_round: Count | None = None
+    """Clients invited to each round; all by default."""
+    min_updates: Count = 1
+    """Fewest good updates that make a round; with fewer the run stops."""
+    keep_personal: bool = True
+    """Whether each client's own model is kept for evaluation and prediction."""
+    select: SelectOptions = SelectOptions()
+    eval: EvalOptions = EvalOptions()
+    deadline: DeadlineOptions = DeadlineOptions()
+
+
+class RunConfig(Plan):
+    """One method, one seed."""
+
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "bayfl"})
+    """`name` and the fields of the method; `metabayfl methods NAME` lists them."""
+    data: DataOptions = DataOptions()
+    model: ModelOptions = ModelOptions()
+
+    def plan(self) -> Plan:
+        """Return the part that does not depend on method, model and data."""
+        return Plan(**{name: getattr(self, name) for name in Plan.model_fields})
+
+
+def read(path: Path, changes: Iterable[str] = ()) -> RunConfig:
+    """Read a TOML file, apply `key=value` changes, and check everything."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read config {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+    for change in changes:
+        apply(values, change)
+    return RunConfig(**values)
+
+
+def apply(values: dict[str, Any], change: str) -> None:
+    """Set one `section.key=value`; the value is read as TOML, or as a plain string."""
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {change!r}: key=value is accepted, such as method.rate=0.01")
+    *sections, last = key.strip().split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise InputError(f"--set {change!r}: {section} is a value, not a section")
+    values[last] = _parse(text.strip())
+
+
+def _parse(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def as_toml(config: RunConfig) -> dict[str, Any]:
+    """Return plain values that TOML can hold; what is not set is left out."""
+    return _plain(config.model_dump())
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _plain(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
+        for key, value in values.items()
+        if value is not None
+    }

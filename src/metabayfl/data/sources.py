@@ -1,0 +1,48 @@
+"""Where samples come from: name -> inputs in [0, 1], labels, and a common test set."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from metabayfl.options import InputError
+from metabayfl.randomness import numpy_generator
+
+DIGITS_TEST = 400
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset with its common test set; inputs are float32 in [0, 1]."""
+
+    x: np.ndarray
+    y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    classes: int
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return self.x.shape[1:]
+
+
+def digits() -> Source:
+    """scikit-learn's handwritten digits (1797 images of 8x8, inside its wheel); 400 of them, always the same, are the test set."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415 (slow to import, and only needed here)
+
+    bunch = load_digits()
+    x = (bunch.images[:, None] / 16).astype(np.float32)
+    y = bunch.target.astype(np.int64)
+    order = numpy_generator("digits").permutation(len(x))
+    test, train = order[:DIGITS_TEST], order[DIGITS_TEST:]
+    return Source(x[train], y[train], x[test], y[test], classes=10)
+
+
+SOURCES = {"digits": digits}
+
+
+def load(name: str) -> Source:
+    """Load a dataset by name."""
+    if name not in SOURCES:
+        raise InputError(f"unknown data.name = {name!r}; accepted: {', '.join(sorted(SOURCES))}")
+    return SOURCES[name]()

@@ -1,0 +1,1 @@
+"""Engines carry a method through its rounds; the method does not know which one."""

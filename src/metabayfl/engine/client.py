@@ -1,0 +1,138 @@
+"""What happens at the clients: the same code in this process and in a worker."""
+
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from metabayfl import tensorfile
+from metabayfl.engine.plan import Job
+from metabayfl.randomness import keyed_globals, numpy_generator
+from metabayfl.store import Checkpoint, RunDirectory
+from metabayfl.types import Context, Params, TrainData
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """How a fit ended; what it left lies in the run directory unless it failed."""
+
+    client: int
+    cost: Metrics
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class LocalScores:
+    """Metrics of the global and of the personal model on one client's test part."""
+
+    client: int
+    samples: int
+    global_model: Metrics
+    personal_model: Metrics
+
+
+class Desk:
+    """Runs the clients of a job one at a time, against the run directory."""
+
+    def __init__(self, job: Job, directory: RunDirectory) -> None:
+        self.job, self.directory = job, directory
+        self._checkpoint: Checkpoint | None = None
+
+    def fit(self, client: int, round_: int) -> Receipt:
+        """Let a client take part in a round (counted from 0) and spool what it leaves."""
+        ctx = self.job.context(round_, client)
+        checkpoint = self._load(round_)
+        down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
+        cost: Metrics = {"bytes_down": tensorfile.encoded_size(down)}
+        started = time.perf_counter()
+        try:
+            with keyed(ctx, "fit"):
+                fit = self.job.method.fit(down, state, self._data(client), ctx)
+        except Exception as error:  # a stranger's model may raise anything; the round can go on without this client
+            return Receipt(client, cost | {"seconds": time.perf_counter() - started}, describe(error))
+        cost["seconds"] = time.perf_counter() - started
+        self.directory.write_client(client, round_ + 1, fit, cost, self.job.plan.keep_personal)
+        return Receipt(client, cost)
+
+    def score_client(self, client: int, round_: int) -> LocalScores | None:
+        """Judge the global and the personal model on a client's test part after `round_` rounds."""
+        data = self.job.federation.client(client)
+        if not len(data.test_x):
+            return None
+        ctx = self.job.context(round_, client)
+        checkpoint = self._load(round_)
+        down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
+        received = self.job.task.join(down, state)
+        personal = self._personal(checkpoint, down, state, ctx)
+        scores = [self._measure(model, data.test_x, data.test_y, ctx) for model in (received, personal)]
+        return LocalScores(client, len(data.test_x), *scores)
+
+    def score_global(self, round_: int) -> Metrics | None:
+        """Judge the global model on the common test set after `round_` rounds; None if there is no such model."""
+        ctx = self.job.context(round_)
+        model = self.job.method.global_model(self._load(round_).server, ctx)
+        if model is None:
+            return None
+        x, y = self.job.federation.test_x, self.job.federation.test_y
+        subset = self.job.plan.eval.subset
+        if subset is not None and subset < len(x):
+            rows = torch.from_numpy(numpy_generator("eval.subset").permutation(len(x))[:subset])
+            x, y = x[rows], y[rows]
+        return self._measure(model, x, y, ctx)
+
+    def export_personal(self, client: int, round_: int) -> None:
+        """Write a client's own model by the names of its parameters."""
+        ctx = self.job.context(round_, client)
+        checkpoint = self._load(round_)
+        down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
+        self.directory.write_model(f"personal/{client:06d}", self._personal(checkpoint, down, state, ctx), self.job.task)
+
+    def _load(self, round_: int) -> Checkpoint:
+        """Return the state after `round_` rounds, published or staged."""
+        if self._checkpoint is None or self._checkpoint.round != round_:
+            found = [self.directory.checkpoint(staged=staged) for staged in (False, True)]
+            self._checkpoint = next(c for c in found if c is not None and c.round == round_)
+        return self._checkpoint
+
+    def _broadcast(self, checkpoint: Checkpoint, ctx: Context) -> Params:
+        with keyed(ctx, "broadcast"):
+            return self.job.method.broadcast(checkpoint.server, ctx)
+
+    def _state(self, checkpoint: Checkpoint, ctx: Context) -> Params:
+        latest = self._latest(checkpoint, ctx)
+        if latest:
+            return self.directory.read_client(ctx.client or 0, latest).state
+        with keyed(ctx, "init_client"):
+            return self.job.method.init_client(ctx)
+
+    def _personal(self, checkpoint: Checkpoint, down: Params, state: Params, ctx: Context) -> Params:
+        client, latest = ctx.client or 0, self._latest(checkpoint, ctx)
+        kept = self.directory.read_client(client, latest).personal if latest else None
+        with keyed(ctx, "personalise"):
+            return self.job.method.personalise(down, state, kept, self._data(client), ctx)
+
+    def _latest(self, checkpoint: Checkpoint, ctx: Context) -> int:
+        return int(checkpoint.latest[ctx.client or 0])
+
+    def _data(self, client: int) -> TrainData:
+        return self.job.federation.client(client).train_data(self.job.held_out, self.job.task.weights.dtype)
+
+    def _measure(self, model: Params, x: torch.Tensor, y: torch.Tensor, ctx: Context) -> Metrics:
+        x = x.to(self.job.task.weights.dtype) if x.is_floating_point() else x
+        with keyed(ctx, "predict"):
+            outputs = self.job.method.predict(model, x, self.job.plan.eval.samples, ctx)
+        return self.job.task.likelihood.measure(outputs, y)
+
+
+def keyed(ctx: Context, hook: str) -> AbstractContextManager[None]:
+    """Seed the global generators for one hook, from its context alone."""
+    return keyed_globals(ctx.seed, ctx.round, ctx.client, "module", hook)
+
+
+def describe(error: BaseException) -> str:
+    """One line about an error."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -1,0 +1,169 @@
+"""The loop on one machine: invite, fit, validate, average, judge, publish; and go on after any interruption."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from metabayfl.engine.client import Desk, LocalScores, Receipt, keyed
+from metabayfl.engine.plan import Job
+from metabayfl.engine.workers import InProcess, Pool, make_workers
+from metabayfl.metrics import summarise
+from metabayfl.store import Checkpoint, ClientRecord, Event, RunDirectory
+from metabayfl.validate import Limits, find_fault
+
+Observer = Callable[[Event], None]
+BETTER_WHEN_HIGHER = ("accuracy", "coverage_95")
+
+
+class TooFewUpdates(RuntimeError):
+    """A round in which fewer clients sent a good update than the plan asks for."""
+
+
+def run(job: Job, directory: RunDirectory, workers: int = 1, observe: Observer = lambda event: None) -> None:
+    """Carry a job to its last round; rounds that are published already are not repeated."""
+    with one_thread():
+        loop = Loop(job, directory, workers, observe)
+        try:
+            loop.run()
+        finally:
+            loop.workers.close()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Use one thread per process: threads that share cores are slower, and results must not depend on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass
+class Loop:
+    """The server's side of a run."""
+
+    job: Job
+    directory: RunDirectory
+    worker_count: int
+    observe: Observer
+
+    def __post_init__(self) -> None:
+        self.desk = Desk(self.job, self.directory)
+        self.workers: InProcess | Pool = make_workers(self.desk, self.worker_count)
+        self.evaluated = self.job.plan.eval.rounds_to_evaluate(self.job.plan.rounds)
+
+    def run(self) -> None:
+        """Go from the last published round to the last one of the plan."""
+        checkpoint = self.directory.checkpoint() or self._begin()
+        self.directory.drop_events_after(checkpoint.round)
+        while checkpoint.round < self.job.plan.rounds:
+            checkpoint = self._round(checkpoint)
+        self._export(checkpoint)
+
+    def _begin(self) -> Checkpoint:
+        ctx = self.job.context(0)
+        with keyed(ctx, "init_server"):
+            server = self.job.method.init_server(ctx)
+        checkpoint = Checkpoint(0, server, torch.zeros(len(self.job.federation), dtype=torch.int64))
+        self.directory.stage(checkpoint)
+        self.directory.publish([])
+        return checkpoint
+
+    def _round(self, before: Checkpoint) -> Checkpoint:
+        """One round, from a published state to the next."""
+        started = time.perf_counter()
+        number = before.round + 1
+        events = self._fit(before)
+        good = [event["client"] for event in events if not event["fault"]]
+        if len(good) < self.job.plan.min_updates:
+            raise TooFewUpdates(self._explain_shortage(events, number, len(good)))
+        latest = before.latest.clone()
+        latest[good] = number
+        after = Checkpoint(number, self._aggregate(before, good), latest)
+        self.directory.stage(after)
+        trained = time.perf_counter()
+        events.append({"event": "round", "round": number, "updates": len(good), "metrics": self._judge(number)})
+        events[-1] |= {"train_seconds": trained - started, "eval_seconds": time.perf_counter() - trained}
+        self.directory.publish(events)
+        self.directory.forget_clients(after)
+        for event in events:
+            self.observe(event)
+        return after
+
+    def _fit(self, before: Checkpoint) -> list[Event]:
+        """Let the invited clients train, longest first, and check what they send; one event for each, by id."""
+        invited = self.job.participants(before.round)
+        late = [client for client in invited if self.job.is_late(client, before.round)]
+        spooled = [c for c in invited if c not in late and self._is_spooled(c, before.round + 1)]
+        todo = sorted(set(invited) - set(late) - set(spooled), key=lambda c: (-self.job.train_sizes[c], c))
+        failed = {receipt.client: receipt for receipt in self._call("fit", todo, before.round) if receipt.failure}
+        failed |= {client: Receipt(client, {}, "missed the deadline") for client in late}
+        limits = Limits(self.job.method.payload_like(before.server, self.job.context(before.round)))
+        return [self._event(client, before.round + 1, failed.get(client), limits) for client in invited]
+
+    def _is_spooled(self, client: int, round_: int) -> bool:
+        """Whether an interrupted run has left a whole record of this round."""
+        try:
+            self.directory.read_client(client, round_, verify=True)
+        except ValueError:
+            return False
+        return True
+
+    def _event(self, client: int, round_: int, failed: Receipt | None, limits: Limits) -> Event:
+        """Return the line of a client in the log; `fault` says why its update does not count."""
+        event: Event = {"event": "client", "round": round_, "client": client}
+        if failed is not None:
+            return event | {"fault": failed.failure, **failed.cost}
+        record = self.directory.read_client(client, round_)
+        return event | {"fault": find_fault(record, limits), "weight": record.weight, **record.metrics, **record.cost}
+
+    def _aggregate(self, before: Checkpoint, clients: list[int]) -> dict[str, torch.Tensor]:
+        records: list[ClientRecord] = [self.directory.read_client(c, before.round + 1) for c in clients]
+        ctx = self.job.context(before.round)
+        with keyed(ctx, "aggregate"):
+            return self.job.method.aggregate(before.server, records, ctx)
+
+    def _judge(self, round_: int) -> dict[str, dict[str, dict[str, float]]]:
+        """Metrics of the three views (docs/methods.md 1.6) if this is a round to evaluate."""
+        if round_ not in self.evaluated:
+            return {}
+        views: dict[str, dict[str, dict[str, float]]] = {}
+        common = next(iter(self.workers.run([("score_global", (round_,))])))
+        if common is not None:
+            views["G/G"] = {name: {"value": value} for name, value in common.items()}
+        local = [s for s in self._call("score_client", range(len(self.job.federation)), round_) if s is not None]
+        local.sort(key=lambda scores: scores.client)
+        if local:
+            views["G/L"] = summary([scores.global_model for scores in local], local)
+            views["P/L"] = summary([scores.personal_model for scores in local], local)
+        return views
+
+    def _call(self, name: str, clients: "list[int] | range", round_: int) -> Iterator:
+        return self.workers.run([(name, (client, round_)) for client in clients])
+
+    def _export(self, checkpoint: Checkpoint) -> None:
+        """Write the models for those who will use them."""
+        model = self.job.method.global_model(checkpoint.server, self.job.context(checkpoint.round))
+        if self.job.plan.keep_personal:
+            took_part = checkpoint.latest.nonzero().flatten().tolist()
+            list(self._call("export_personal", took_part, checkpoint.round))
+        shared = checkpoint.server if model is None else model
+        self.directory.write_model("model", shared, self.job.task)
+
+    def _explain_shortage(self, events: list[Event], round_: int, good: int) -> str:
+        faults = "; ".join(f"client {event['client']}: {event['fault']}" for event in events if event["fault"])
+        return f"round {round_} has {good} good updates, {self.job.plan.min_updates} are needed ({faults})"
+
+
+def summary(metrics: list[dict[str, float]], scores: list[LocalScores]) -> dict[str, dict[str, float]]:
+    """Weighted mean, plain mean, worst and spread over clients, for each metric."""
+    sizes = [score.samples for score in scores]
+    return {
+        name: summarise([m[name] for m in metrics], sizes, higher_is_better=name in BETTER_WHEN_HIGHER)
+        for name in metrics[0]
+    }

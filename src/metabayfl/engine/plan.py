@@ -1,0 +1,66 @@
+"""What an engine is to carry out, and the decisions that depend on nothing but its seed."""
+
+import math
+from dataclasses import dataclass
+
+from metabayfl.config import Plan
+from metabayfl.data.federation import Federation
+from metabayfl.methods.base import Method
+from metabayfl.randomness import numpy_generator
+from metabayfl.task import Task
+from metabayfl.types import Context
+
+
+@dataclass(frozen=True)
+class Job:
+    """A method, a model and data, with the plan of the run."""
+
+    method: Method
+    task: Task
+    federation: Federation
+    plan: Plan
+
+    @property
+    def held_out(self) -> bool:
+        """Whether d_n is left out of training."""
+        wish = self.plan.select.held_out
+        return self.method.selects if wish is None else wish
+
+    def context(self, round_: int, client: int | None = None) -> Context:
+        """Return the context of a hook in a round counted from 0."""
+        return Context(
+            task=self.task,
+            seed=self.plan.seed,
+            round=round_,
+            rounds=self.plan.rounds,
+            client=client,
+            clients=self.train_sizes,
+            unlabelled=self.federation.unlabelled if client is None else None,
+        )
+
+    @property
+    def train_sizes(self) -> dict[int, int]:
+        """Training samples of each client."""
+        cached = self.__dict__.get("_train_sizes")
+        if cached is None:
+            cached = self.__dict__["_train_sizes"] = self.federation.train_sizes(self.held_out)
+        return cached
+
+    def participants(self, round_: int) -> list[int]:
+        """Clients invited to a round (counted from 0), in the order of their ids."""
+        everybody = len(self.federation)
+        wanted = self.plan.clients_per_round
+        if wanted is None or wanted >= everybody:
+            return list(range(everybody))
+        chosen = numpy_generator(self.plan.seed, round_, "participants").choice(everybody, wanted, replace=False)
+        return sorted(chosen.tolist())
+
+    def is_late(self, client: int, round_: int) -> bool:
+        """Whether a client's simulated time exceeds the deadline; nothing real is timed."""
+        deadline = self.plan.deadline
+        if deadline.seconds is None:
+            return False
+        slowness = math.exp(deadline.spread * numpy_generator(self.plan.seed, client, "speed").standard_normal())
+        jitter = math.exp(0.1 * numpy_generator(self.plan.seed, client, round_, "speed").standard_normal())
+        steps = -(-self.train_sizes[client] // int(self.federation.batch_sizes[client])) * self.method.epochs
+        return steps * deadline.step_seconds * slowness * jitter > deadline.seconds

@@ -1,0 +1,180 @@
+"""Who does the work: this process, or a pool of processes with one thread each."""
+
+import ctypes
+import os
+import pickle
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+import torch
+import torch.multiprocessing as mp
+
+from metabayfl.engine.client import Desk, describe
+from metabayfl.options import InputError
+
+Call = tuple[str, tuple[int, ...]]
+"""A method of the desk and its arguments."""
+
+
+class WorkerError(RuntimeError):
+    """A worker could not do its work for a reason that is not the client's."""
+
+
+class Workers(Protocol):
+    """Carries out calls in any order and gives the answers as they come."""
+
+    def run(self, calls: Sequence[Call]) -> Iterator[Any]:
+        """Carry out calls."""
+        ...
+
+    def close(self) -> None:
+        """End all work."""
+        ...
+
+
+class InProcess:
+    """No pool: one call after the other, here."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    def run(self, calls: Sequence[Call]) -> Iterator[Any]:
+        """Carry out calls in order."""
+        for name, arguments in calls:
+            yield getattr(self.desk, name)(*arguments)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+@dataclass
+class Worker:
+    """A process, the way to talk to it, and what it is doing."""
+
+    process: BaseProcess
+    connection: Connection
+    call: Call | None = None
+
+
+class Pool:
+    """One process per core, one thread each; calls go out in the order given, to whoever is free.
+
+    Workers are forked where that is possible, so that models from notebooks need not be importable; data are shared
+    with them by the operating system, results lie in the run directory. A worker that dies is replaced and its call
+    tried once more.
+    """
+
+    def __init__(self, desk: Desk, count: int, start_method: str | None = None) -> None:
+        self.desk = desk
+        self.context = mp.get_context(start_method or ("fork" if sys.platform == "linux" else "spawn"))
+        self.deaths: list[str] = []
+        self.workers: list[Worker] = []
+        for _ in range(count):
+            self.workers.append(self._start())
+
+    def run(self, calls: Sequence[Call]) -> Iterator[Any]:
+        """Carry out calls; answers come as they are ready."""
+        waiting = deque(calls)
+        tried: dict[Call, int] = {}
+        while waiting or any(worker.call for worker in self.workers):
+            for worker in self.workers:
+                if waiting and worker.call is None:
+                    self._send(worker, waiting.popleft())
+            for worker in self._ready():
+                message = _receive(worker)
+                if message is None:
+                    self._replace(worker, tried)
+                    continue
+                worker.call = None
+                answer, failure = message
+                if failure:
+                    raise WorkerError(failure)
+                yield answer
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self.workers:
+            worker.connection.close()
+            worker.process.kill()
+        for worker in self.workers:
+            worker.process.join()
+
+    def _ready(self) -> list[Worker]:
+        ready = wait([worker.connection for worker in self.workers if worker.call])
+        return [worker for worker in self.workers if worker.connection in ready]
+
+    def _send(self, worker: Worker, call: Call) -> None:
+        worker.call = call
+        with suppress(OSError):  # a dead worker shows itself when its answer is read
+            worker.connection.send(call)
+
+    def _start(self) -> Worker:
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(target=serve, args=(self.desk, theirs, os.getpid()), daemon=True)
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise InputError(
+                f"the model or data cannot be sent to a worker process ({describe(error)}): use --workers 1"
+            ) from None
+        theirs.close()
+        return Worker(process, ours)
+
+    def _replace(self, worker: Worker, tried: dict[Call, int]) -> None:
+        """Put a new process in the place of a dead one and let it try the call again, once."""
+        call = worker.call or ("nothing", (-1,))
+        worker.process.join()
+        code = worker.process.exitcode or 0
+        reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        tried[call] = tried.get(call, 0) + 1
+        self.deaths.append(f"worker {worker.process.pid} died ({reason}) during {call[0]} of client {call[1][0]}")
+        if tried[call] > 1:
+            raise WorkerError(f"{self.deaths[-1]}, for the second time")
+        fresh = self._start()
+        worker.process, worker.connection = fresh.process, fresh.connection
+        self._send(worker, call)
+
+
+def _receive(worker: Worker) -> tuple[Any, str] | None:
+    """Return an answer and a failure; None if the worker is dead."""
+    try:
+        message: tuple[Any, str] = worker.connection.recv()
+    except (EOFError, OSError):
+        return None
+    return message
+
+
+def serve(desk: Desk, connection: Connection, parent: int) -> None:
+    """Answer calls until the parent goes away."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    with suppress(EOFError, OSError):
+        while True:
+            name, arguments = connection.recv()
+            try:
+                answer, failure = getattr(desk, name)(*arguments), ""
+            except Exception as error:  # whatever it is, the parent decides
+                answer, failure = None, f"{name} of client {arguments[0]}: {describe(error)}"
+            connection.send((answer, failure))
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process when its parent ends, however that ends (Linux; elsewhere the closed pipe ends it)."""
+    if sys.platform == "linux":
+        set_death_signal = 1
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def make_workers(desk: Desk, count: int) -> InProcess | Pool:
+    """Return a pool, or this process alone for one worker."""
+    return InProcess(desk) if count == 1 else Pool(desk, count)

@@ -1,0 +1,53 @@
+"""What a result depends on besides its config: versions, processor, code, data."""
+
+import hashlib
+import platform
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metabayfl._version import __version__
+from metabayfl.data.federation import Federation
+
+PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "scikit-learn")
+
+
+def describe_environment(federation: Federation, seed: int) -> dict[str, Any]:
+    """Everything that may explain a different number tomorrow."""
+    return {
+        "metabayfl": __version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "git_commit": git_commit(Path(__file__).parent),
+        "seed": seed,
+        "data_hash": data_hash(federation),
+    }
+
+
+def git_commit(directory: Path) -> str | None:
+    """Return the commit of the source, if it is a git checkout."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    answer = subprocess.run([git, "-C", str(directory), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S603
+    return answer.stdout.strip() or None
+
+
+def data_hash(federation: Federation) -> str:
+    """Hash all samples and who holds them."""
+    digest = hashlib.blake2b(digest_size=16)
+    for rows in (federation.train, federation.local_test):
+        digest.update(rows.offsets.tobytes())
+        for tensor in (rows.x, rows.y):
+            digest.update(tensor.contiguous().numpy().data)
+    for tensor in (federation.test_x, federation.test_y):
+        digest.update(tensor.contiguous().numpy().data)
+    digest.update(federation.select_sizes.tobytes() + federation.batch_sizes.tobytes())
+    return digest.hexdigest()

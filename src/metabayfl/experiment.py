@@ -1,0 +1,76 @@
+"""From a config to a run: data, model and method by name."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+from torch import nn
+
+from metabayfl import models
+from metabayfl.api import run_job
+from metabayfl.config import RunConfig, as_toml, read
+from metabayfl.data import Federation, build
+from metabayfl.engine.local import Observer
+from metabayfl.methods import create
+from metabayfl.methods.base import Method
+from metabayfl.options import InputError
+from metabayfl.randomness import keyed_globals
+from metabayfl.result import Result, load
+from metabayfl.store import RunDirectory
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A config with everything it names."""
+
+    config: RunConfig
+    method: Method
+    federation: Federation
+    model: nn.Module
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Experiment":
+        """Build what a config names; the cheap checks come first."""
+        method = create(config.method)
+        federation, input_shape = build(config.data, config.select, config.seed)
+        classes = getattr(federation.likelihood, "classes", 1)
+        with keyed_globals(config.seed, "model"):
+            model = models.build(
+                config.model.name, classes=classes, input_shape=input_shape, **(config.model.model_extra or {})
+            )
+        return cls(config, method, federation, model)
+
+    def run(self, out: Path, workers: int, observe: Observer = lambda event: None, *, resume: bool = False) -> Result:
+        """Carry it out in a directory."""
+        return run_job(
+            self.model,
+            self.federation,
+            self.method,
+            self.config.plan(),
+            out=out,
+            workers=workers,
+            resume=resume,
+            observe=observe,
+            config=tomli_w.dumps(as_toml(self.config)),
+        )
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a run has published its last round and written its models."""
+    directory = RunDirectory(path)
+    if not (path / "run.json").exists():
+        return False
+    checkpoint = directory.checkpoint()
+    rounds = directory.description()["rounds"]
+    return checkpoint is not None and checkpoint.round >= rounds and (path / "model.safetensors").exists()
+
+
+def resume(path: Path, workers: int, observe: Observer = lambda event: None) -> Result:
+    """Go on with an interrupted run; a finished one is only opened."""
+    if is_finished(path):
+        return load(path)
+    config = path / "config.toml"
+    if not config.exists():
+        why = "was started from Python: call federate(..., out=..., resume=True)"
+        raise InputError(f"{path} " + (why if (path / "run.json").exists() else "is not a run directory"))
+    return Experiment.of(read(config)).run(path, workers, observe, resume=True)

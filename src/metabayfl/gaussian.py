@@ -1,0 +1,163 @@
+"""The mean-field Gaussian posterior: spread, KL, closed-form ELBO gradients, averaging rules (docs/methods.md 1)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from metabayfl.aggregate import weighted_sums
+from metabayfl.optim import Group
+from metabayfl.task import Task
+from metabayfl.types import Params, Received
+
+Rule = Literal["rho", "sigma", "var", "mixture", "sum", "product"]
+SMALLEST_SIGMA = 1e-6
+
+
+def sigma_of(rho: Tensor) -> Tensor:
+    """sigma = log(1 + exp(rho))."""
+    return softplus(rho)
+
+
+def rho_of(sigma: Tensor) -> Tensor:
+    """Undo `sigma_of`: log(exp(sigma) - 1), written so that small and large sigma keep their digits."""
+    return sigma + torch.log(-torch.expm1(-sigma))
+
+
+def initial(task: Task, sigma: float) -> Params:
+    """Return a posterior around the user's weights with the same spread everywhere."""
+    rho = rho_of(torch.full((task.bayesian_size,), sigma, dtype=torch.float64))
+    return task.initial() | {"rho": rho.to(task.weights.dtype)}
+
+
+@dataclass(frozen=True)
+class Prior:
+    """N(mean, sigma²) over the Bayesian weights, by numbers or by vectors."""
+
+    mean: Tensor | float
+    sigma: Tensor | float
+
+
+def kl(posterior: Params, prior: Prior) -> float:
+    """KL(q || p), summed over the weights: log(s/sigma) + (sigma² + (mu - m)²) / (2 s²) - 1/2."""
+    rho = posterior["rho"].double()
+    mu = posterior["mu"][: len(rho)].double()
+    sigma = sigma_of(rho)
+    prior_sigma = torch.as_tensor(prior.sigma, dtype=torch.float64)
+    terms = torch.log(prior_sigma / sigma) + (sigma**2 + (mu - prior.mean) ** 2) / (2 * prior_sigma**2) - 0.5
+    return terms.sum().item()
+
+
+class Elbo:
+    """Mean NLL of a weight sample plus `kl_scale` times the KL, with gradients in closed form.
+
+    With g the gradient of the NLL at theta = mu + sigma * eps, the gradients are g + c (mu - m) / s² for mu and
+    (g * eps + c (sigma / s² - 1 / sigma)) * sigmoid(rho) for rho, where c = kl_scale (docs/methods.md 1.2).
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        posterior: Params,
+        prior: Prior,
+        kl_scale: float,
+        noise: torch.Generator,
+        rho_rate: float = 1.0,
+    ) -> None:
+        self.task, self.prior, self.kl_scale, self.noise = task, prior, kl_scale, noise
+        self.mu, self.rho = posterior["mu"].clone(), posterior["rho"].clone()
+        self.groups: Sequence[Group] = [
+            Group(self.mu, task.gradient[: task.size]),
+            Group(self.rho, task.gradient[task.size :], rho_rate, decays=False),
+        ]
+        task.load_buffers(posterior)
+        self._eps, self._exp, self._sigma, self._scratch = (torch.empty_like(self.rho) for _ in range(4))
+        self._weight = 1.0 / torch.as_tensor(prior.sigma, dtype=self.rho.dtype) ** 2
+
+    def __call__(self, x: Tensor, y: Tensor) -> float:
+        """Draw one weight sample, pass the mini-batch through it and leave the gradients of mu and rho."""
+        self._draw()
+        nll = self.task.backward(x, y).item()
+        self._rho_gradient()
+        if self.kl_scale:
+            pull = torch.sub(self._noisy(self.mu), self.prior.mean, out=self._scratch).mul_(self._weight)
+            self._noisy(self.groups[0].gradient).add_(pull, alpha=self.kl_scale)
+        return nll
+
+    def posterior(self) -> Params:
+        """Copy out the posterior as it is now."""
+        model = {"mu": self.mu.clone(), "rho": self.rho.clone()}
+        return model | {"buffers": self.task.buffers()} if self.task.buffer_layout.slots else model
+
+    def _noisy(self, flat: Tensor) -> Tensor:
+        return flat[: len(self.rho)]
+
+    def _draw(self) -> None:
+        """theta = mu + sigma * eps in the task's weights; one flat draw per step."""
+        self._eps.normal_(generator=self.noise)
+        torch.exp(self.rho, out=self._exp)
+        torch.log1p(self._exp, out=self._sigma)
+        weights = self.task.weights
+        torch.addcmul(self._noisy(self.mu), self._sigma, self._eps, out=self._noisy(weights))
+        weights[len(self.rho) :].copy_(self.mu[len(self.rho) :])
+
+    def _rho_gradient(self) -> None:
+        gradient = self.groups[1].gradient
+        torch.mul(self._noisy(self.groups[0].gradient), self._eps, out=gradient)
+        if self.kl_scale:
+            gradient.add_(torch.mul(self._sigma, self._weight, out=self._scratch), alpha=self.kl_scale)
+            gradient.sub_(torch.reciprocal(self._sigma, out=self._scratch), alpha=self.kl_scale)
+        sigmoid = self._exp.div_(torch.add(self._exp, 1.0, out=self._scratch))
+        gradient.mul_(sigmoid)
+
+
+def sample(posterior: Params, noise: torch.Generator, into: Tensor) -> None:
+    """Write one draw of the weights into a flat vector."""
+    rho = posterior["rho"]
+    eps = torch.empty_like(rho).normal_(generator=noise)
+    into.copy_(posterior["mu"])
+    into[: len(rho)].addcmul_(sigma_of(rho), eps)
+
+
+def average(updates: Sequence[Received], rule: Rule) -> Params:
+    """Average Gaussian posteriors by one of the six rules of docs/methods.md 1.4, all other tensors by their mean."""
+    sums = weighted_sums(updates, lambda payload, share: payload | _TERMS[rule](payload, share))
+    types = {name: tensor.dtype for name, tensor in updates[0].payload.items()}
+    noisy = sums["mu"][: len(sums["rho"])]
+    if rule == "product":
+        noisy.copy_(sums["scaled"] / sums["precision"])
+        sums["spread"] = sums["precision"].reciprocal()
+    if rule == "mixture":
+        sums |= weighted_sums(updates, lambda payload, _: {"spread": _variance(payload) + (_mean(payload) - noisy) ** 2})
+    if rule != "rho":
+        sigma = sums["spread"] if rule == "sigma" else sums["spread"].sqrt()
+        sums["rho"] = rho_of(sigma.clamp_min(SMALLEST_SIGMA))
+    return {name: sums[name].to(dtype) for name, dtype in types.items()}
+
+
+_TERMS: dict[Rule, Callable[[Params, float], Params]] = {
+    "rho": lambda payload, share: {},
+    "sigma": lambda payload, share: {"spread": _sigma(payload)},
+    "var": lambda payload, share: {"spread": _variance(payload)},
+    "mixture": lambda payload, share: {},
+    "sum": lambda payload, share: {"spread": _variance(payload).mul_(share)},
+    "product": lambda payload, share: {
+        "precision": 1.0 / _variance(payload),
+        "scaled": _mean(payload) / _variance(payload),
+    },
+}
+
+
+def _mean(payload: Params) -> Tensor:
+    return payload["mu"][: len(payload["rho"])].double()
+
+
+def _sigma(payload: Params) -> Tensor:
+    return sigma_of(payload["rho"].double()).clamp_min(SMALLEST_SIGMA)
+
+
+def _variance(payload: Params) -> Tensor:
+    return _sigma(payload) ** 2

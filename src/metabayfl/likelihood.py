@@ -1,0 +1,62 @@
+"""How outputs of a network become a likelihood of the labels."""
+
+import math
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from metabayfl import metrics
+from metabayfl.options import InputError
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """Classes: the outputs are logits [batch, classes], the labels whole numbers."""
+
+    classes: int
+
+    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Mean negative log-likelihood of a mini-batch."""
+        return F.cross_entropy(outputs, y)
+
+    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        """All metrics of predictions [samples, batch, classes]."""
+        return metrics.classification(outputs, y)
+
+    def check(self, outputs: Tensor, y: Tensor) -> None:
+        """Refuse a model whose outputs do not fit the labels."""
+        if outputs.ndim != 2 or outputs.shape[0] != len(y):
+            raise InputError(
+                f"the model gives outputs of shape {tuple(outputs.shape)} for {len(y)} samples; "
+                f"a classifier gives ({len(y)}, {self.classes})"
+            )
+        if outputs.shape[1] != self.classes:
+            raise InputError(f"the model has {outputs.shape[1]} outputs, but the labels need {self.classes} classes")
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Regression: the outputs are means [batch, targets] with a known standard deviation of the observations."""
+
+    noise_std: float = 1.0
+
+    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Mean over the batch, sum over the targets."""
+        squares = (outputs - y.reshape(outputs.shape)).square().sum() / len(y)
+        constant = outputs[0].numel() * (math.log(self.noise_std) + 0.5 * math.log(2 * math.pi))
+        return 0.5 * squares / self.noise_std**2 + constant
+
+    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        """All metrics of predictions [samples, batch, targets]."""
+        return metrics.regression(outputs, y, self.noise_std)
+
+    def check(self, outputs: Tensor, y: Tensor) -> None:
+        """Refuse a model whose outputs do not fit the targets."""
+        if outputs.shape[0] != len(y) or outputs.numel() != y.numel():
+            raise InputError(
+                f"the model gives outputs of shape {tuple(outputs.shape)}, the targets have shape {tuple(y.shape)}"
+            )
+
+
+Likelihood = Categorical | Gaussian

@@ -1,0 +1,35 @@
+"""The name table of the methods; third parties add theirs by the entry point group `metabayfl.methods`."""
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from metabayfl.methods.base import Method
+from metabayfl.methods.bayfl import BayFL
+from metabayfl.methods.fedavg import FedAvg
+from metabayfl.options import InputError
+
+METHODS: dict[str, type[Method]] = {method.name: method for method in (FedAvg, BayFL)}
+
+
+def table() -> dict[str, type[Method]]:
+    """All methods by name, ours and those that installed packages register."""
+    return METHODS | {point.name: point.load() for point in entry_points(group="metabayfl.methods")}
+
+
+def find(name: str) -> type[Method]:
+    """Return a method by name."""
+    methods = table()
+    if name not in methods:
+        raise InputError(f"unknown method {name!r}; accepted: {', '.join(sorted(methods))}")
+    return methods[name]
+
+
+def create(options: Mapping[str, Any]) -> Method:
+    """Build a method from a config section with its `name` and fields."""
+    values = dict(options)
+    name = values.pop("name", BayFL.name)
+    try:
+        return find(name)(**values)
+    except InputError as error:
+        raise InputError(f"method.{error}" if name in table() else str(error)) from None

@@ -1,0 +1,111 @@
+"""The hooks of a method. Their defaults are FedAvg; a method overrides the one or two that differ."""
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from metabayfl import aggregate
+from metabayfl.optim import Objective, OptimiserName, PointLoss, Rate, descend, make_optimiser, rate_at
+from metabayfl.options import Options
+from metabayfl.task import BatchNormPolicy, Bayesian
+from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Method(Options):
+    """A federated method: its fields are its hyper-parameters, its hooks are pure functions of their arguments."""
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    """Where the method comes from."""
+    personal: ClassVar[bool] = False
+    """Whether the client's own model is the method's headline."""
+    selects: ClassVar[bool] = False
+    """Whether fitting needs d_n, so that it is held out by default."""
+
+    rate: Rate = 1e-3
+    """Learning rate: a number, or a schedule over rounds k of K: 'a/sqrt(K)', 'a/k', 'a/sqrt(k)'."""
+    epochs: Count = 5
+    """Local epochs per round."""
+    optimiser: OptimiserName = "adam"
+    """Local optimiser, fresh in every round."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of sgd."""
+    weight_decay: NotNegative = 0.0
+    """L2 penalty on the trained values, added to the gradient."""
+    weighting: Literal["samples", "uniform"] = "samples"
+    """How much a client counts in the average."""
+    batchnorm: BatchNormPolicy = "average"
+    """BatchNorm scale, shift and statistics: averaged like everything else, or local (never sent)."""
+
+    @property
+    def bayesian_layers(self) -> Bayesian:
+        """Which layers have a posterior."""
+        return "none"
+
+    @property
+    def deterministic_names(self) -> Sequence[str]:
+        """Patterns of parameters that stay deterministic."""
+        return ()
+
+    def init_server(self, ctx: Context) -> Params:
+        """Return the state of the server before the first round."""
+        return ctx.task.split(self.init_model(ctx))[0]
+
+    def init_model(self, ctx: Context) -> Params:
+        """Return the model before the first round."""
+        return ctx.task.initial()
+
+    def init_client(self, ctx: Context) -> Params:
+        """Return the private state of a client before its first round; it never leaves the client."""
+        return {}
+
+    def broadcast(self, server: Params, ctx: Context) -> Params:
+        """Return what a client receives."""
+        return server
+
+    def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
+        """Take part in a round."""
+        model, metrics = self.train(ctx.task.join(down, state), data, ctx)
+        shared, private = ctx.task.split(model)
+        weight = float(len(data)) if self.weighting == "samples" else 1.0
+        return Fit(Update(shared, weight, metrics), private, model)
+
+    def train(self, model: Params, data: TrainData, ctx: Context) -> tuple[Params, dict[str, float]]:
+        """Train a model on the client's data; the metrics go to the server with the update."""
+        ctx.task.load(model)
+        metrics = self.descend(PointLoss(ctx.task), data, ctx)
+        return ctx.task.model(), metrics
+
+    def descend(self, objective: Objective, data: TrainData, ctx: Context) -> dict[str, float]:
+        """Run the local epochs on an objective; the NLL reported is the mean of the last epoch."""
+        optimiser = make_optimiser(self.optimiser, objective.groups, self.weight_decay, self.momentum)
+        rate = rate_at(self.rate, ctx.round, ctx.rounds)
+        trace = descend(objective, optimiser, data.batches(self.epochs, ctx.rng("batches")), rate)
+        return {"nll": trace.last(data.steps_per_epoch()), "rate": rate, "steps": len(trace.nll)}
+
+    def payload_like(self, server: Params, ctx: Context) -> Params:
+        """Return tensors of the names, shapes and types that a payload must have."""
+        return server
+
+    def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
+        """Return the next state of the server; updates come in the order of the client ids."""
+        return aggregate.mean(updates)
+
+    def global_model(self, server: Params, ctx: Context) -> Params | None:
+        """Return the model to judge on everybody's data; None where the method has none."""
+        return None if ctx.task.has_private_part else server
+
+    def personalise(self, down: Params, state: Params, personal: Params | None, data: TrainData, ctx: Context) -> Params:
+        """Return the client's own model: what its last fit left, or what it receives if it never took part."""
+        return ctx.task.join(down, state) if personal is None else personal
+
+    def predict(self, model: Params, x: Tensor, samples: int, ctx: Context) -> Tensor:
+        """Outputs [samples, batch, outputs]; a plain network has one sample."""
+        ctx.task.load(model)
+        return ctx.task.outputs(x).unsqueeze(0)

@@ -1,0 +1,83 @@
+"""BayFL (Meta-BayFL's paper, "FL with BNN"): FedAvg of mean-field Gaussian posteriors at a fixed rate. docs/methods.md 2.3."""
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from metabayfl import gaussian
+from metabayfl.methods.base import Method, NotNegative, Positive
+from metabayfl.task import Bayesian
+from metabayfl.types import Context, Params, Received, TrainData
+
+
+class BayFL(Method):
+    """Clients maximise the ELBO of a Bayesian network, the server averages the posteriors."""
+
+    name: ClassVar[str] = "bayfl"
+    paper: ClassVar[str] = "Meta-BayFL's paper (its baseline with a fixed rate)"
+
+    bayesian: Literal["all", "dense", "last"] = "all"
+    """Layers with a posterior: all that can have one, the dense ones, or the last."""
+    deterministic: tuple[str, ...] = ()
+    """Patterns of parameter names without a posterior, such as 'encoder.*'."""
+    initial_sigma: Positive = 0.02
+    """Standard deviation of the posterior at the start."""
+    prior: Literal["fixed", "global"] = "fixed"
+    """Prior: N(0, prior_sigma²), or the received posterior."""
+    prior_sigma: Positive = 0.1
+    """Standard deviation of the fixed prior."""
+    kl: Literal["client", "federation"] = "client"
+    """Divide the KL by the client's training samples (its own ELBO) or by everybody's (one posterior for all data)."""
+    kl_weight: NotNegative = 0.01
+    """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples."""
+    rule: gaussian.Rule = "var"
+    """How the server averages spreads: rho, sigma, var, mixture, sum or product."""
+    rho_rate: Annotated[float, Field(ge=0)] = 1.0
+    """Factor on the learning rate of rho."""
+
+    @property
+    def bayesian_layers(self) -> Bayesian:
+        """Which layers have a posterior."""
+        return self.bayesian
+
+    @property
+    def deterministic_names(self) -> Sequence[str]:
+        """Patterns of parameters that stay deterministic."""
+        return self.deterministic
+
+    def init_model(self, ctx: Context) -> Params:
+        """Return the posterior before the first round."""
+        return gaussian.initial(ctx.task, self.initial_sigma)
+
+    def train(self, model: Params, data: TrainData, ctx: Context) -> tuple[Params, dict[str, float]]:
+        """Maximise the ELBO on the client's data."""
+        prior = self.prior_of(model)
+        samples = len(data) if self.kl == "client" else sum(ctx.clients.values())
+        objective = gaussian.Elbo(ctx.task, model, prior, self.kl_weight / samples, ctx.rng("noise"), self.rho_rate)
+        metrics = self.descend(objective, data, ctx)
+        trained = objective.posterior()
+        return trained, metrics | {"kl": gaussian.kl(trained, prior), "kl_scale": objective.kl_scale}
+
+    def prior_of(self, received: Params) -> gaussian.Prior:
+        """Return the prior of this round."""
+        if self.prior == "fixed":
+            return gaussian.Prior(0.0, self.prior_sigma)
+        rho = received["rho"]
+        return gaussian.Prior(received["mu"][: len(rho)].clone(), gaussian.sigma_of(rho))
+
+    def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
+        """Average the posteriors by the chosen rule."""
+        return gaussian.average(updates, self.rule)
+
+    def predict(self, model: Params, x: Tensor, samples: int, ctx: Context) -> Tensor:
+        """Outputs of weight samples, the same for every call."""
+        noise = ctx.rng("predict")
+        outputs = []
+        for _ in range(samples):
+            ctx.task.load_buffers(model)
+            gaussian.sample(model, noise, ctx.task.weights)
+            outputs.append(ctx.task.outputs(x))
+        return torch.stack(outputs)

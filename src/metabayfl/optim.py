@@ -1,0 +1,152 @@
+"""Local optimisation: learning rates, optimisers on flat vectors, and the loop over mini-batches."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, NamedTuple, Protocol
+
+import torch
+from pydantic import AfterValidator
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from metabayfl.task import Task
+from metabayfl.types import Diverged
+
+OptimiserName = Literal["sgd", "adam"]
+_SCHEDULES: dict[str, Callable[[int, int], float]] = {
+    "k": lambda round_, rounds: 1.0 / (round_ + 1),
+    "sqrt(k)": lambda round_, rounds: 1.0 / math.sqrt(round_ + 1),
+    "sqrt(K)": lambda round_, rounds: 1.0 / math.sqrt(rounds),
+}
+
+
+def rate_at(rate: float | str, round_: int, rounds: int) -> float:
+    """Evaluate a learning rate at round k = round_ + 1 of K = rounds: a number, or a/k, a/sqrt(k), a/sqrt(K)."""
+    if not isinstance(rate, str):
+        return float(rate)
+    start, _, schedule = rate.partition("/")
+    return float(start) * _SCHEDULES[schedule.strip()](round_, rounds) if schedule else float(start)
+
+
+def _check_rate(rate: float | str) -> float | str:
+    accepted = "a positive number such as 0.001, or a schedule 'a/sqrt(K)', 'a/k', 'a/sqrt(k)' such as '0.1/sqrt(k)'"
+    if isinstance(rate, str) and not re.fullmatch(r"[0-9.eE+-]+( */ *(k|sqrt\(k\)|sqrt\(K\)))?", rate):
+        raise ValueError(f"accepted: {accepted}")
+    try:
+        value = rate_at(rate, 0, 1)
+    except ValueError:
+        value = -1.0
+    if not (0 < value < math.inf):
+        raise ValueError(f"accepted: {accepted}")
+    return rate
+
+
+Rate = Annotated[float | str, AfterValidator(_check_rate)]
+
+
+class Group(NamedTuple):
+    """A flat vector to optimise, its gradient, a factor on the learning rate, and whether weight decay applies."""
+
+    values: Tensor
+    gradient: Tensor
+    rate_factor: float = 1.0
+    decays: bool = True
+
+
+class Objective(Protocol):
+    """A loss with flat parameters: a call leaves the gradients in the groups and returns the mean NLL of the batch."""
+
+    groups: Sequence[Group]
+
+    def __call__(self, x: Tensor, y: Tensor) -> float:
+        """Evaluate on a mini-batch."""
+        ...
+
+
+class PointLoss:
+    """The negative log-likelihood of a plain network, trained in place in the task's weights."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.groups: Sequence[Group] = [Group(task.weights, task.gradient[: task.size])]
+
+    def __call__(self, x: Tensor, y: Tensor) -> float:
+        """Evaluate on a mini-batch."""
+        return self.task.backward(x, y).item()
+
+
+class Adam:
+    """Adam (Kingma & Ba 2015) on flat vectors, fused by PyTorch."""
+
+    def __init__(self, groups: Sequence[Group], weight_decay: float = 0.0) -> None:
+        self.groups = groups
+        self.weight_decay = weight_decay
+        self.first = [torch.zeros_like(group.values) for group in groups]
+        self.second = [torch.zeros_like(group.values) for group in groups]
+        self.steps = [torch.zeros((), dtype=torch.float32) for _ in groups]
+
+    def step(self, rate: float) -> None:
+        """Move all groups once."""
+        for group, first, second, count in zip(self.groups, self.first, self.second, self.steps, strict=True):
+            adam(
+                [group.values], [group.gradient], [first], [second], [], [count],
+                fused=True, amsgrad=False, beta1=0.9, beta2=0.999, lr=rate * group.rate_factor,
+                weight_decay=self.weight_decay * group.decays, eps=1e-8, maximize=False,
+            )  # fmt: skip
+
+
+class Sgd:
+    """Gradient descent with heavy-ball momentum on flat vectors, fused by PyTorch."""
+
+    def __init__(self, groups: Sequence[Group], weight_decay: float = 0.0, momentum: float = 0.9) -> None:
+        self.groups = groups
+        self.weight_decay = weight_decay
+        self.momentum = momentum
+        self.velocity: list[Tensor | None] = [torch.zeros_like(group.values) for group in groups]
+
+    def step(self, rate: float) -> None:
+        """Move all groups once."""
+        for group, velocity in zip(self.groups, self.velocity, strict=True):
+            sgd(
+                [group.values], [group.gradient], [velocity],
+                fused=True, weight_decay=self.weight_decay * group.decays, momentum=self.momentum, lr=rate * group.rate_factor,
+                dampening=0.0, nesterov=False, maximize=False,
+            )  # fmt: skip
+
+
+def make_optimiser(
+    name: OptimiserName, groups: Sequence[Group], weight_decay: float = 0.0, momentum: float = 0.9
+) -> Adam | Sgd:
+    """Return a fresh optimiser."""
+    return Adam(groups, weight_decay) if name == "adam" else Sgd(groups, weight_decay, momentum)
+
+
+@dataclass
+class Trace:
+    """The mean NLL of each mini-batch of a run, in order."""
+
+    nll: list[float] = field(default_factory=list)
+
+    def last(self, steps: int) -> float:
+        """Mean over the last steps."""
+        recent = self.nll[-steps:]
+        return sum(recent) / len(recent)
+
+
+def descend(
+    objective: Objective, optimiser: Adam | Sgd, batches: Iterable[tuple[Tensor, Tensor]], rate: float
+) -> Trace:
+    """Take one step for each mini-batch; a loss or a parameter that is not finite ends the run with `Diverged`."""
+    trace = Trace()
+    for x, y in batches:
+        nll = objective(x, y)
+        if not math.isfinite(nll):
+            raise Diverged(f"the loss became {nll} at step {len(trace.nll) + 1} with rate {rate:g}: try a smaller one")
+        trace.nll.append(nll)
+        optimiser.step(rate)
+    if not all(bool(group.values.isfinite().all()) for group in objective.groups):
+        raise Diverged(f"a parameter became infinite or NaN after {len(trace.nll)} steps with rate {rate:g}")
+    return trace

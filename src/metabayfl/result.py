@@ -1,0 +1,162 @@
+"""What a run leaves: models that predict and say how sure they are, metrics, and a directory to keep."""
+
+import shutil
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metabayfl import metrics
+from metabayfl.data.federation import as_inputs
+from metabayfl.likelihood import Categorical, Gaussian, Likelihood
+from metabayfl.methods import create
+from metabayfl.methods.base import Method
+from metabayfl.options import InputError
+from metabayfl.randomness import keyed_globals
+from metabayfl.rebuild import rebuild_model
+from metabayfl.store import Event, RunDirectory
+from metabayfl.task import Task
+from metabayfl.types import Context, Params
+
+
+@dataclass(frozen=True)
+class ClassPrediction:
+    """Predicted class probabilities, and how sure they are."""
+
+    logits: Tensor
+    """[samples, batch, classes]: one for each weight sample."""
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """Probabilities [batch, classes], averaged over the weight samples."""
+        return metrics.mean_probabilities(self.logits)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Total uncertainty of each prediction, in nats."""
+        return metrics.predictive_entropy(self.logits)
+
+    @cached_property
+    def mutual_information(self) -> Tensor:
+        """The part of the uncertainty that comes from not knowing the weights: more data would lower it."""
+        return metrics.mutual_information(self.logits)
+
+
+@dataclass(frozen=True)
+class ValuePrediction:
+    """Predicted values, and how sure they are."""
+
+    outputs: Tensor
+    """[samples, batch, targets]: one for each weight sample."""
+    noise_std: float
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Expected values [batch, targets]."""
+        return self.outputs.mean(0)
+
+    @cached_property
+    def std(self) -> Tensor:
+        """Standard deviation of an observation: spread of the weights and noise together."""
+        return (self.outputs.var(0, correction=0) + self.noise_std**2).sqrt()
+
+
+class Result:
+    """A finished run: its models, its metrics and its log."""
+
+    def __init__(self, path: Path, model: nn.Module | None = None) -> None:
+        self.directory = RunDirectory(path)
+        about = self.directory.description()
+        if not (path / "model.safetensors").exists():
+            raise InputError(f"{path} is not finished: `metabayfl resume {path}`")
+        self.method: Method = create(about["method"])
+        self.seed, self.rounds, self.clients = about["seed"], about["rounds"], about["clients"]
+        constants = self.directory.read_constants()
+        module = model or rebuild_model(about["model"], constants, str(path))
+        self.task = make_task(module, likelihood_from(about["likelihood"]), self.method)
+        self.task.load_constants(constants)
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """The log: one event for each client and round, one for each round."""
+        return list(self.directory.events())
+
+    @cached_property
+    def history(self) -> list[Event]:
+        """Events of the rounds that were evaluated."""
+        return [event for event in self.events if event["event"] == "round" and event["metrics"]]
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Metrics after the last round, by view: G/G, G/L and P/L."""
+        found: dict[str, Any] = self.history[-1]["metrics"]
+        return found
+
+    def model(self, client: int | None = None) -> Params:
+        """Return the global model, or a client's own."""
+        if client is not None:
+            return self._personal(client)
+        model = self.directory.read_model("model", self.task)
+        if self.task.has_private_part:
+            raise InputError("batchnorm = 'local' leaves no global model: ask for a client's own, such as client=0")
+        return model
+
+    def _personal(self, client: int) -> Params:
+        if not 0 <= client < self.clients:
+            raise InputError(f"client = {client}: 0 to {self.clients - 1} is accepted")
+        name = f"personal/{client:06d}"
+        if not (self.directory.path / f"{name}.safetensors").exists():
+            raise InputError(f"client {client} has no model of its own: it never took part, or keep_personal was off")
+        return self.directory.read_model(name, self.task)
+
+    def predict(self, x: Any, client: int | None = None, samples: int = 10) -> ClassPrediction | ValuePrediction:
+        """Predict with the global model or a client's own; the same call gives the same answer."""
+        ctx = Context(self.task, self.seed, self.rounds, self.rounds, client)
+        inputs = as_inputs(x, "x")
+        inputs = inputs.to(self.task.weights.dtype) if inputs.is_floating_point() else inputs
+        with keyed_globals(self.seed, "predict"):
+            outputs = self.method.predict(self.model(client), inputs, samples, ctx)
+        likelihood = self.task.likelihood
+        return ClassPrediction(outputs) if isinstance(likelihood, Categorical) else ValuePrediction(outputs, likelihood.noise_std)
+
+    def module(self, client: int | None = None) -> nn.Module:
+        """Return a plain module of your own class with the mean weights."""
+        model = self.model(client)
+        return self.task.export(model["mu"], model.get("buffers"))
+
+    def save(self, path: str | Path) -> None:
+        """Copy the run to a new directory."""
+        target = Path(path)
+        if target.exists() and any(target.iterdir()):
+            raise InputError(f"{target} is not empty: choose another directory")
+        shutil.copytree(self.directory.path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("lock"))
+
+
+def load(path: str | Path, model: nn.Module | None = None) -> Result:
+    """Open a saved run. A model of your own class is passed again; built-in ones are rebuilt."""
+    return Result(Path(path), model)
+
+
+def make_task(module: nn.Module, likelihood: Likelihood, method: Method) -> Task:
+    """Lay a module out as a method needs it."""
+    return Task(
+        module,
+        likelihood,
+        bayesian=method.bayesian_layers,
+        deterministic=method.deterministic_names,
+        batchnorm=method.batchnorm,
+    )
+
+
+def describe_likelihood(likelihood: Likelihood) -> dict[str, Any]:
+    """Return a likelihood as plain values."""
+    return {"name": type(likelihood).__name__.lower(), **asdict(likelihood)}
+
+
+def likelihood_from(about: dict[str, Any]) -> Likelihood:
+    """Undo `describe_likelihood`."""
+    return Categorical(about["classes"]) if about["name"] == "categorical" else Gaussian(about["noise_std"])
+

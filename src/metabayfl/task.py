@@ -1,0 +1,224 @@
+"""A model as a pure function of flat vectors: parameters and buffers in, outputs or gradients out."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from metabayfl.check import Role, find_problems, roles, travelling_buffers
+from metabayfl.layout import Layout
+from metabayfl.likelihood import Likelihood
+from metabayfl.types import InputError, Params
+
+Bayesian = Literal["none", "all", "dense", "last"]
+BatchNormPolicy = Literal["average", "local"]
+EVALUATION_BATCH = 512
+
+
+class Task:
+    """One module, copied, whose parameters are views of one flat vector.
+
+    The vector has the Bayesian parameters first, then the deterministic ones, and last those that never leave the
+    client (BatchNorm under the policy `local`). `weights` is what the next pass uses; `gradient` is where a backward
+    pass leaves its result, with room behind it for the gradient of `rho`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        likelihood: Likelihood,
+        *,
+        bayesian: Bayesian = "none",
+        deterministic: Sequence[str] = (),
+        batchnorm: BatchNormPolicy = "average",
+    ) -> None:
+        problems = list(find_problems(module))
+        if problems:
+            raise InputError("this model cannot be federated: " + " | ".join(map(str, problems)))
+        self.likelihood = likelihood
+        self.module = copy.deepcopy(module)
+        self.channels_last = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
+        self._place_parameters(bayesian, deterministic, batchnorm == "local")
+        self._place_buffers(batchnorm == "local")
+        self.module.train()
+
+    def _place_parameters(self, bayesian: Bayesian, deterministic: Sequence[str], local: bool) -> None:
+        trained = [role for role in roles(self.module) if role.parameter.requires_grad]
+        noisy = _choose_bayesian(trained, bayesian, deterministic)
+        segments = [
+            [role for role in trained if role.name in noisy],
+            [role for role in trained if role.name not in noisy and not (local and role.is_batchnorm)],
+            [role for role in trained if local and role.is_batchnorm],
+        ]
+        ordered = [role for segment in segments for role in segment]
+        self.layout = Layout.of((role.name, role.parameter.shape, self._is_channels_last(role)) for role in ordered)
+        sizes = [sum(role.parameter.numel() for role in segment) for segment in segments]
+        self.size = sum(sizes)
+        self.bayesian_size = sizes[0]
+        self.shared_size = sizes[0] + sizes[1]
+        self.weights = torch.empty(self.size, dtype=ordered[0].parameter.dtype)
+        self.gradient = torch.zeros(self.size + self.bayesian_size, dtype=self.weights.dtype)
+        for slot, role in zip(self.layout.slots, ordered, strict=True):
+            view = slot.view(self.weights)
+            view.copy_(role.parameter.data)
+            role.parameter.data = view
+            role.parameter.grad = slot.view(self.gradient)
+        self._initial_weights = self.weights.clone()
+
+    def _is_channels_last(self, role: Role) -> bool:
+        return self.channels_last and isinstance(role.owner, nn.Conv2d) and role.parameter.ndim == 4
+
+    def _place_buffers(self, local: bool) -> None:
+        owners = dict(self.module.named_modules())
+        found = list(travelling_buffers(self.module))
+        private = [local and isinstance(owners[name.rpartition(".")[0]], _BatchNorm) for name, _ in found]
+        ordered = sorted(zip(private, found, strict=True), key=lambda item: item[0])
+        self.buffer_layout = Layout.of((name, buffer.shape, False) for _, (name, buffer) in ordered)
+        self.shared_buffers = sum(buffer.numel() for is_private, (_, buffer) in ordered if not is_private)
+        self._initial_buffers = self.buffers()
+        moving = {slot.name for slot in self.buffer_layout.slots}
+        self._constants = {n: b.clone() for n, b in self.module.named_buffers() if n not in moving}
+
+    @property
+    def has_private_part(self) -> bool:
+        """Whether a part of the model never leaves the client."""
+        return self.shared_size < self.size or self.shared_buffers < self.buffer_layout.size
+
+    def initial(self) -> Params:
+        """Return the model as the user gave it."""
+        return self._model(self._initial_weights.clone(), self._initial_buffers.clone())
+
+    def load(self, model: Params) -> None:
+        """Make the next passes use this model's mean and buffers."""
+        self.weights.copy_(model["mu"])
+        self.load_buffers(model)
+
+    def load_buffers(self, model: Params) -> None:
+        """Write a model's buffers into the module; what does not travel is put back to how the user gave it."""
+        for slot in self.buffer_layout.slots:
+            self.module.get_buffer(slot.name).copy_(slot.view(model["buffers"]))
+        for name, constant in self._constants.items():
+            self.module.get_buffer(name).data = constant.clone()
+
+    def constants(self) -> Params:
+        """Copy out what is neither trained nor sent, by name: frozen parameters and the buffers that do not travel."""
+        frozen = {name: p.detach().clone() for name, p in self.module.named_parameters() if not p.requires_grad}
+        return frozen | {name: buffer.clone() for name, buffer in self._constants.items()}
+
+    def load_constants(self, constants: Params) -> None:
+        """Undo `constants`."""
+        parameters = dict(self.module.named_parameters())
+        for name, value in constants.items():
+            (self._constants if name in self._constants else parameters)[name].data.copy_(value)
+
+    def model(self) -> Params:
+        """Copy out the weights and buffers that the passes have left."""
+        return self._model(self.weights.clone(), self.buffers())
+
+    def buffers(self) -> Tensor:
+        """Copy out the buffers."""
+        flat = torch.empty(self.buffer_layout.size, dtype=self.weights.dtype)
+        for slot in self.buffer_layout.slots:
+            slot.view(flat).copy_(self.module.get_buffer(slot.name))
+        return flat
+
+    def _model(self, mu: Tensor, buffers: Tensor) -> Params:
+        return {"mu": mu, "buffers": buffers} if self.buffer_layout.slots else {"mu": mu}
+
+    def backward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Mean negative log-likelihood of a mini-batch at `weights`; its gradient is left in `gradient`."""
+        self.gradient.zero_()
+        if not self.module.training:
+            self.module.train()
+        nll = self.likelihood.nll(self.module(self._in_memory_format(x)), y)
+        nll.backward()  # type: ignore[no-untyped-call]
+        return nll.detach()
+
+    @torch.no_grad()
+    def outputs(self, x: Tensor) -> Tensor:
+        """Outputs at `weights` in evaluation mode."""
+        self.module.eval()
+        pieces = [self.module(self._in_memory_format(piece)) for piece in torch.split(x, EVALUATION_BATCH)]
+        return torch.cat(pieces)
+
+    def _in_memory_format(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.ndim == 4 else x
+
+    def verify(self, x: Tensor, y: Tensor) -> None:
+        """Refuse data that the model cannot take, or a model whose outputs do not fit the labels."""
+        self.load(self.initial())
+        try:
+            outputs = self.outputs(x[:2])
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"the model cannot take inputs of shape {tuple(x.shape[1:])}: {reason}") from error
+        self.likelihood.check(outputs, y[:2])
+
+    def split(self, model: Params) -> tuple[Params, Params]:
+        """Separate what is sent from what never leaves the client (BatchNorm under the policy `local`)."""
+        if not self.has_private_part:
+            return model, {}
+        shared = model | {"mu": model["mu"][: self.shared_size].clone()}
+        private = {"private.mu": model["mu"][self.shared_size :].clone()}
+        if "buffers" in model:
+            shared["buffers"] = model["buffers"][: self.shared_buffers].clone()
+            private["private.buffers"] = model["buffers"][self.shared_buffers :].clone()
+        return shared, private
+
+    def join(self, shared: Params, state: Params) -> Params:
+        """Undo `split`; a client that has no private part yet takes the user's initial one."""
+        model: Params = {name: shared[name] for name in ("mu", "rho", "buffers") if name in shared}
+        for name, initial in self.initial().items():
+            if len(model[name]) < len(initial):
+                own = state.get(f"private.{name}", initial[len(model[name]) :])
+                model[name] = torch.cat([model[name], own])
+        return model
+
+    def named(self, model: Params) -> Params:
+        """Return a model by the names of its parameters: `mu.NAME`, `rho.NAME`, `buffers.NAME`."""
+        return {
+            f"{part}.{name}": tensor
+            for part, flat in model.items()
+            for name, tensor in self._layout_of(part).unflatten(flat).items()
+        }
+
+    def from_named(self, tensors: Params) -> Params:
+        """Undo `named`."""
+        parts: dict[str, Params] = {"buffers": {}} if self.buffer_layout.slots else {}
+        for key, tensor in tensors.items():
+            part, _, name = key.partition(".")
+            parts.setdefault(part, {})[name] = tensor
+        return {part: self._layout_of(part).flatten(named) for part, named in parts.items()}
+
+    def _layout_of(self, part: str) -> Layout:
+        return self.buffer_layout if part == "buffers" else self.layout
+
+    def export(self, mu: Tensor, buffers: Tensor | None = None) -> nn.Module:
+        """Return a plain module of the user's class with these weights."""
+        module = copy.deepcopy(self.module)
+        moving = self.buffer_layout.unflatten(self._initial_buffers if buffers is None else buffers)
+        named = self._constants | moving | self.layout.unflatten(mu)
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            tensor.grad = None
+            value = named.get(name, tensor.detach()).to(tensor.dtype)
+            tensor.data = value.clone(memory_format=torch.contiguous_format)
+        return module.eval()
+
+
+def _choose_bayesian(trained: list[Role], bayesian: Bayesian, deterministic: Iterable[str]) -> set[str]:
+    """Names of the parameters that get a spread."""
+    if bayesian == "none":
+        return set()
+    patterns = list(deterministic)
+    able = [r for r in trained if r.can_be_bayesian and not any(fnmatchcase(r.name, p) for p in patterns)]
+    if bayesian == "dense":
+        able = [role for role in able if role.is_dense]
+    if bayesian == "last" and able:
+        able = [role for role in able if role.owner is able[-1].owner]
+    if not able:
+        raise InputError(f"bayesian = {bayesian!r}: no such layer in this model; metabayfl.check(model) lists its layers")
+    return {role.name for role in able}

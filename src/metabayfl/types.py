@@ -1,0 +1,106 @@
+"""The values that flow between server, clients and methods."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from metabayfl.options import InputError
+from metabayfl.randomness import torch_generator
+
+if TYPE_CHECKING:
+    from metabayfl.task import Task
+
+__all__ = ["Context", "Diverged", "Fit", "InputError", "Params", "Received", "TrainData", "Update"]
+
+Params = dict[str, Tensor]
+"""State is named tensors, everywhere. A model is `mu`, with `rho` if it is Bayesian and `buffers` if the module has any."""
+
+
+class Diverged(RuntimeError):
+    """Training left the finite numbers."""
+
+
+class Update(NamedTuple):
+    """What a client sends; all of it crosses the wire and is counted."""
+
+    payload: Params
+    weight: float
+    metrics: dict[str, float]
+
+
+class Received(Protocol):
+    """An update as the server sees it; the payload may be read from disk each time it is asked for."""
+
+    @property
+    def payload(self) -> Params:
+        """Tensors that the client sent."""
+        ...
+
+    @property
+    def weight(self) -> float:
+        """How much the client counts."""
+        ...
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Numbers that the client sent along."""
+        ...
+
+
+class Fit(NamedTuple):
+    """What a round leaves behind: the update to send, the private state, and the client's own model."""
+
+    update: Update
+    state: Params
+    personal: Params
+
+
+@dataclass(frozen=True)
+class TrainData:
+    """The data a method may see of one client. Test data live in the engine only."""
+
+    x: Tensor
+    y: Tensor
+    select_x: Tensor
+    select_y: Tensor
+    batch_size: int = 32
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def batches(self, epochs: int, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled mini-batches; a last batch of one sample joins the one before it (BatchNorm cannot take one)."""
+        for _ in range(epochs):
+            order = torch.randperm(len(self.x), generator=rng)
+            for rows in order.tensor_split(self._cuts()):
+                yield self.x.index_select(0, rows), self.y.index_select(0, rows)
+
+    def steps_per_epoch(self) -> int:
+        """Count the mini-batches of an epoch."""
+        return len(self._cuts()) + 1
+
+    def _cuts(self) -> list[int]:
+        cuts = list(range(self.batch_size, len(self.x), self.batch_size))
+        return cuts[:-1] if cuts and len(self.x) - cuts[-1] == 1 and self.batch_size > 1 else cuts
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a hook runs: the task, the round, the client (None on the server) and the randomness that belongs to them."""
+
+    task: "Task"
+    seed: int = 0
+    round: int = 0
+    rounds: int = 1
+    client: int | None = None
+    clients: Mapping[int, int] = field(default_factory=dict)
+    """Training samples of each client of the federation."""
+    unlabelled: Tensor | None = None
+    """The pool U; on the server only."""
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """Return a generator that depends on seed, round, client and purpose and on nothing else."""
+        return torch_generator(self.seed, self.round, self.client, purpose)
