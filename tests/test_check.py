@@ -34,10 +34,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str, str]] = {
         lambda: nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False)), "1", "lazy", "one forward pass",
     ),
     "parametrised": (
-        lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(2, 2))), "0", "parametrised", "remove_parametrizations",
+        lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(2, 2))),
+        "0", "parametrised", "remove_parametrizations",
     ),
     "old weight norm": (old_weight_norm, "0", "recomputes its weight", "remove_weight_norm"),
-    "old spectral norm": (lambda: nn.Sequential(spectral_norm(nn.Linear(2, 2))), "0", "recomputes", "remove_spectral_norm"),
+    "old spectral norm": (lambda: spectral_norm(nn.Linear(2, 2)), "Linear", "recomputes", "remove_spectral_norm"),
     "half": (lambda: nn.Linear(2, 2).half(), "weight", "torch.float16", "module.float()"),
     "bfloat16": (lambda: nn.Linear(2, 2).bfloat16(), "bias", "torch.bfloat16", "module.float()"),
     "complex": (lambda: Bare(torch.zeros(2, dtype=torch.complex64)), "bare", "torch.complex64", "module.float()"),
@@ -49,7 +50,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str, str]] = {
     ),
     "untrainable": (lambda: nn.Linear(2, 2).requires_grad_(False), "Linear", "no trainable", "requires_grad"),
     "empty": (nn.Identity, "Identity", "no trainable", "requires_grad"),
-    "mixed": (lambda: Bare(torch.zeros(2, dtype=torch.float64)), "Bare", "torch.float32, torch.float64", "module.float()"),
+    "mixed": (lambda: Bare(torch.zeros(2).double()), "Bare", "torch.float32, torch.float64", "module.float()"),
     "not a module": (lambda: torch.relu, "builtin_function_or_method", "not an nn.Module", "pass a torch.nn.Module"),
 }  # fmt: skip
 

@@ -33,7 +33,7 @@ def federate(
     workers: int = 1,
     resume: bool = False,
     held_out: bool | None = None,
-    eval: EvalOptions | Mapping[str, Any] | None = None,  # noqa: A002 (the name of the config section)
+    eval: EvalOptions | Mapping[str, Any] | None = None,
     observe: local.Observer = lambda event: None,
     **plan: Any,
 ) -> Result:

@@ -111,7 +111,7 @@ def roles(module: nn.Module) -> Iterator[Role]:
 
 
 def travelling_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Floating-point buffers of the state_dict: running statistics and the like. Counters and masks stay where they are."""
+    """Floating-point buffers of the state_dict, such as running statistics; counters and masks stay where they are."""
     saved = module.state_dict(keep_vars=True).keys()
     for name, buffer in module.named_buffers():
         if name in saved and buffer.is_floating_point():
@@ -127,7 +127,9 @@ def find_problems(module: nn.Module) -> Iterator[Problem]:
         yield from _layer_problems(path or type(owner).__name__, owner)
     trained = [role for role in roles(module) if role.parameter.requires_grad]
     if not trained:
-        yield Problem(type(module).__name__, "has no trainable parameters", "set requires_grad on what should be trained")
+        yield Problem(
+            type(module).__name__, "has no trainable parameters", "set requires_grad on what should be trained"
+        )
     types = sorted({str(role.parameter.dtype) for role in trained})
     if len(types) > 1:
         yield Problem(type(module).__name__, f"mixes parameter types {', '.join(types)}", "call module.float()")

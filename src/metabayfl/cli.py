@@ -122,7 +122,8 @@ def _resume(options: argparse.Namespace) -> int:
 def _show(result: "Result", options: argparse.Namespace) -> int:
     path = result.directory.path
     if options.json:
-        print(json.dumps({"run": str(path), "method": result.method.name, "seed": result.seed, "metrics": result.metrics}))
+        about = {"run": str(path), "method": result.method.name, "seed": result.seed}
+        print(json.dumps(about | {"metrics": result.metrics}))
         return 0
     from rich.console import Console
 

@@ -115,8 +115,32 @@ class RunConfig(Plan):
         return Plan(**{name: getattr(self, name) for name in Plan.model_fields})
 
 
+class CompareConfig(RunConfig):
+    """Several methods on the same data, model and plan."""
+
+    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """A section for each label: its method's `name` (by default the label) and fields."""
+
+    def with_method(self, method: Mapping[str, Any], seed: int) -> RunConfig:
+        """Return the config of one run."""
+        shared = {name: getattr(self, name) for name in RunConfig.model_fields}
+        return RunConfig(**(shared | {"method": dict(method), "seed": seed}))
+
+
 def read(path: Path, changes: Iterable[str] = ()) -> RunConfig:
-    """Read a TOML file, apply `key=value` changes, and check everything."""
+    """Read the config of one run; [methods] sections, which are for comparisons, are left out."""
+    values = read_values(path, changes)
+    values.pop("methods", None)
+    return RunConfig(**values)
+
+
+def read_comparison(path: Path, changes: Iterable[str] = ()) -> CompareConfig:
+    """Read the config of a comparison."""
+    return CompareConfig(**read_values(path, changes))
+
+
+def read_values(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
+    """Read a TOML file and apply `key=value` changes."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -125,7 +149,7 @@ def read(path: Path, changes: Iterable[str] = ()) -> RunConfig:
         raise InputError(f"{path} is not valid TOML: {error}") from None
     for change in changes:
         apply(values, change)
-    return RunConfig(**values)
+    return values
 
 
 def apply(values: dict[str, Any], change: str) -> None:

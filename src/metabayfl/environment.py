@@ -36,7 +36,8 @@ def git_commit(directory: Path) -> str | None:
     git = shutil.which("git")
     if git is None:
         return None
-    answer = subprocess.run([git, "-C", str(directory), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S603
+    command = [git, "-C", str(directory), "rev-parse", "HEAD"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (no shell, no user input)
     return answer.stdout.strip() or None
 
 

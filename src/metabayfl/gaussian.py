@@ -131,7 +131,8 @@ def average(updates: Sequence[Received], rule: Rule) -> Params:
         noisy.copy_(sums["scaled"] / sums["precision"])
         sums["spread"] = sums["precision"].reciprocal()
     if rule == "mixture":
-        sums |= weighted_sums(updates, lambda payload, _: {"spread": _variance(payload) + (_mean(payload) - noisy) ** 2})
+        around = weighted_sums(updates, lambda payload, _: {"spread": (_mean(payload) - noisy) ** 2})
+        sums["spread"] += around["spread"]
     if rule != "rho":
         sigma = sums["spread"] if rule == "sigma" else sums["spread"].sqrt()
         sums["rho"] = rho_of(sigma.clamp_min(SMALLEST_SIGMA))
@@ -142,7 +143,7 @@ _TERMS: dict[Rule, Callable[[Params, float], Params]] = {
     "rho": lambda payload, share: {},
     "sigma": lambda payload, share: {"spread": _sigma(payload)},
     "var": lambda payload, share: {"spread": _variance(payload)},
-    "mixture": lambda payload, share: {},
+    "mixture": lambda payload, share: {"spread": _variance(payload)},
     "sum": lambda payload, share: {"spread": _variance(payload).mul_(share)},
     "product": lambda payload, share: {
         "precision": 1.0 / _variance(payload),

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from metabayfl.options import InputError
 
+
 @dataclass(frozen=True)
 class Slot:
-    """The place of one named tensor in a flat vector; `channels_last` stores a convolution weight as [out, h, w, in]."""
+    """The place of one named tensor in a flat vector; `channels_last` stores a convolution as [out, h, w, in]."""
 
     name: str
     shape: torch.Size
@@ -52,7 +53,8 @@ class Layout:
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Copy out the named tensors that a vector (or its beginning) covers, in the usual memory order."""
-        return {slot.name: slot.view(flat).clone(memory_format=torch.contiguous_format) for slot in self.slots if slot.stop <= len(flat)}
+        covered = [slot for slot in self.slots if slot.stop <= len(flat)]
+        return {slot.name: slot.view(flat).clone(memory_format=torch.contiguous_format) for slot in covered}
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
         """Undo `unflatten`; a tensor that is missing or does not belong here is refused."""

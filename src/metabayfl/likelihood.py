@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from metabayfl import metrics
 from metabayfl.options import InputError
@@ -18,7 +18,7 @@ class Categorical:
 
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Mean negative log-likelihood of a mini-batch."""
-        return F.cross_entropy(outputs, y)
+        return cross_entropy(outputs, y)
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """All metrics of predictions [samples, batch, classes]."""

@@ -77,7 +77,7 @@ def _builder(name: str) -> Callable[..., Any]:
     found = _imported(name)
     if not callable(found):
         raise InputError(f"model {name!r} is a {type(found).__name__}; it must be a callable that returns a module")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _imported(name: str) -> object:

@@ -112,8 +112,8 @@ class Sgd:
         for group, velocity in zip(self.groups, self.velocity, strict=True):
             sgd(
                 [group.values], [group.gradient], [velocity],
-                fused=True, weight_decay=self.weight_decay * group.decays, momentum=self.momentum, lr=rate * group.rate_factor,
-                dampening=0.0, nesterov=False, maximize=False,
+                fused=True, weight_decay=self.weight_decay * group.decays, momentum=self.momentum,
+                lr=rate * group.rate_factor, dampening=0.0, nesterov=False, maximize=False,
             )  # fmt: skip
 
 

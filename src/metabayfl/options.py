@@ -1,4 +1,4 @@
-"""Options with types, ranges and help in one place, and the one line a user sees when a value does not fit. No torch here."""
+"""Options with types, ranges and help in one place, and one line for a value that does not fit. No torch here."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from metabayfl import metrics
@@ -120,7 +119,9 @@ class Result:
         with keyed_globals(self.seed, "predict"):
             outputs = self.method.predict(self.model(client), inputs, samples, ctx)
         likelihood = self.task.likelihood
-        return ClassPrediction(outputs) if isinstance(likelihood, Categorical) else ValuePrediction(outputs, likelihood.noise_std)
+        if isinstance(likelihood, Categorical):
+            return ClassPrediction(outputs)
+        return ValuePrediction(outputs, likelihood.noise_std)
 
     def module(self, client: int | None = None) -> nn.Module:
         """Return a plain module of your own class with the mean weights."""
@@ -159,4 +160,3 @@ def describe_likelihood(likelihood: Likelihood) -> dict[str, Any]:
 def likelihood_from(about: dict[str, Any]) -> Likelihood:
     """Undo `describe_likelihood`."""
     return Categorical(about["classes"]) if about["name"] == "categorical" else Gaussian(about["noise_std"])
-

@@ -219,4 +219,3 @@ class RunDirectory:
         """Forget events of rounds that were never published."""
         kept = [json.dumps(event) + "\n" for event in self.events() if event["round"] <= round_]
         tensorfile.write_bytes(self.path / "events.jsonl", "".join(kept).encode())
-

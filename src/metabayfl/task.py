@@ -220,5 +220,5 @@ def _choose_bayesian(trained: list[Role], bayesian: Bayesian, deterministic: Ite
     if bayesian == "last" and able:
         able = [role for role in able if role.owner is able[-1].owner]
     if not able:
-        raise InputError(f"bayesian = {bayesian!r}: no such layer in this model; metabayfl.check(model) lists its layers")
+        raise InputError(f"bayesian = {bayesian!r}: no such layer here; metabayfl.check(model) lists what there is")
     return {role.name for role in able}

@@ -87,5 +87,5 @@ def checksum(tensors: Params) -> int:
     crc = 0
     for name, tensor in sorted(tensors.items()):
         crc = zlib.crc32(name.encode(), crc)
-        crc = zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy(), crc)
+        crc = zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data, crc)
     return crc

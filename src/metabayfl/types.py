@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Context", "Diverged", "Fit", "InputError", "Params", "Received", "TrainData", "Update"]
 
 Params = dict[str, Tensor]
-"""State is named tensors, everywhere. A model is `mu`, with `rho` if it is Bayesian and `buffers` if the module has any."""
+"""State is named tensors, everywhere. A model is `mu`, `rho` if it is Bayesian, `buffers` if the module has any."""
 
 
 class Diverged(RuntimeError):
@@ -89,7 +89,7 @@ class TrainData:
 
 @dataclass(frozen=True)
 class Context:
-    """Where a hook runs: the task, the round, the client (None on the server) and the randomness that belongs to them."""
+    """Where a hook runs: task, round, client (None on the server) and the randomness that belongs to them."""
 
     task: "Task"
     seed: int = 0

@@ -66,4 +66,5 @@ def _tensor_fault(name: str, tensor: object, limits: Limits) -> str:
     norm = torch.linalg.vector_norm(tensor, dtype=torch.float64).item() / math.sqrt(tensor.numel())
     if not math.isfinite(norm):
         return f"{name} has values that are NaN or infinite"
-    return "" if norm <= limits.largest_norm else f"{name} has root mean square {norm:.3g}, above {limits.largest_norm:g}"
+    large = norm > limits.largest_norm
+    return f"{name} has root mean square {norm:.3g}, above {limits.largest_norm:g}" if large else ""

@@ -155,7 +155,7 @@ class Federation:
     def from_datasets(
         cls, clients: Sequence[Dataset[Any]], test: Dataset[Any] | None = None, **options: Any
     ) -> "Federation":
-        """Build a federation from one map-style torch Dataset of (input, label) per client; options as `from_arrays`."""
+        """Build a federation from one map-style torch Dataset per client; options as `from_arrays`."""
         arrays = [_stack(dataset, f"client {number}") for number, dataset in enumerate(clients)]
         return cls.from_arrays(arrays, None if test is None else _stack(test, "test"), **options)
 

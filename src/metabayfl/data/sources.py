@@ -27,8 +27,8 @@ class Source:
 
 
 def digits() -> Source:
-    """scikit-learn's handwritten digits (1797 images of 8x8, inside its wheel); 400 of them, always the same, are the test set."""
-    from sklearn.datasets import load_digits  # noqa: PLC0415 (slow to import, and only needed here)
+    """scikit-learn's handwritten digits, 1797 images of 8x8; 400 of them, always the same, are the test set."""
+    from sklearn.datasets import load_digits
 
     bunch = load_digits()
     x = (bunch.images[:, None] / 16).astype(np.float32)

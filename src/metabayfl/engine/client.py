@@ -88,7 +88,9 @@ class Desk:
         ctx = self.job.context(round_, client)
         checkpoint = self._load(round_)
         down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
-        self.directory.write_model(f"personal/{client:06d}", self._personal(checkpoint, down, state, ctx), self.job.task)
+        self.directory.write_model(
+            f"personal/{client:06d}", self._personal(checkpoint, down, state, ctx), self.job.task
+        )
 
     def _load(self, round_: int) -> Checkpoint:
         """Return the state after `round_` rounds, published or staged."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,12 +23,18 @@ class TooFewUpdates(RuntimeError):
     """A round in which fewer clients sent a good update than the plan asks for."""
 
 
-def run(job: Job, directory: RunDirectory, workers: int = 1, observe: Observer = lambda event: None) -> None:
-    """Carry a job to its last round; rounds that are published already are not repeated."""
+def run(
+    job: Job,
+    directory: RunDirectory,
+    workers: int = 1,
+    observe: Observer = lambda event: None,
+    until: int | None = None,
+) -> None:
+    """Carry a job to its last round, or only until an earlier one; published rounds are not repeated."""
     with one_thread():
         loop = Loop(job, directory, workers, observe)
         try:
-            loop.run()
+            loop.run(until)
         finally:
             loop.workers.close()
 
@@ -57,13 +64,14 @@ class Loop:
         self.workers: InProcess | Pool = make_workers(self.desk, self.worker_count)
         self.evaluated = self.job.plan.eval.rounds_to_evaluate(self.job.plan.rounds)
 
-    def run(self) -> None:
-        """Go from the last published round to the last one of the plan."""
+    def run(self, until: int | None = None) -> None:
+        """Go from the last published round to the last one of the plan, and export the models there."""
         checkpoint = self.directory.checkpoint() or self._begin()
         self.directory.drop_events_after(checkpoint.round)
-        while checkpoint.round < self.job.plan.rounds:
+        while checkpoint.round < min(self.job.plan.rounds, until or self.job.plan.rounds):
             checkpoint = self._round(checkpoint)
-        self._export(checkpoint)
+        if checkpoint.round == self.job.plan.rounds:
+            self._export(checkpoint)
 
     def _begin(self) -> Checkpoint:
         ctx = self.job.context(0)
@@ -143,7 +151,7 @@ class Loop:
             views["P/L"] = summary([scores.personal_model for scores in local], local)
         return views
 
-    def _call(self, name: str, clients: "list[int] | range", round_: int) -> Iterator:
+    def _call(self, name: str, clients: "list[int] | range", round_: int) -> Iterator[Any]:
         return self.workers.run([(name, (client, round_)) for client in clients])
 
     def _export(self, checkpoint: Checkpoint) -> None:

@@ -117,7 +117,9 @@ class Pool:
 
     def _start(self) -> Worker:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=serve, args=(self.desk, theirs, os.getpid()), daemon=True)
+        process = self.context.Process(  # type: ignore[attr-defined]
+            target=serve, args=(self.desk, theirs, os.getpid()), daemon=True
+        )
         try:
             process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -9,6 +9,8 @@ from metabayfl.methods.bayfl import BayFL
 from metabayfl.methods.fedavg import FedAvg
 from metabayfl.options import InputError
 
+__all__ = ["METHODS", "BayFL", "FedAvg", "Method", "create", "find", "table"]
+
 METHODS: dict[str, type[Method]] = {method.name: method for method in (FedAvg, BayFL)}
 
 

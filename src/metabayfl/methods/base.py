@@ -101,7 +101,9 @@ class Method(Options):
         """Return the model to judge on everybody's data; None where the method has none."""
         return None if ctx.task.has_private_part else server
 
-    def personalise(self, down: Params, state: Params, personal: Params | None, data: TrainData, ctx: Context) -> Params:
+    def personalise(
+        self, down: Params, state: Params, personal: Params | None, data: TrainData, ctx: Context
+    ) -> Params:
         """Return the client's own model: what its last fit left, or what it receives if it never took part."""
         return ctx.task.join(down, state) if personal is None else personal
 

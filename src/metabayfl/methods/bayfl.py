@@ -1,4 +1,4 @@
-"""BayFL (Meta-BayFL's paper, "FL with BNN"): FedAvg of mean-field Gaussian posteriors at a fixed rate. docs/methods.md 2.3."""
+"""BayFL (Meta-BayFL's paper, "FL with BNN"): FedAvg of Gaussian posteriors at a fixed rate. docs/methods.md 2.3."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal

@@ -1,0 +1,219 @@
+"""Time one training step, plain and Bayesian, ours and others'; exit 1 if our Bayesian step exceeds its bound."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from metabayfl import models
+from metabayfl.gaussian import Elbo, Prior, initial
+from metabayfl.likelihood import Categorical
+from metabayfl.optim import Adam, Objective, PointLoss
+from metabayfl.task import Bayesian, Task
+
+Step = Callable[[Tensor, Tensor], object]
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+BOUNDS = {"convnet": 1.15, "resnet20": 1.05}
+PLAIN = ("plain, fused Adam", "plain, foreach Adam")
+JUDGED = "ours, Bayesian all"
+BATCH, STEPS, WARM_UP = 32, 5, 2
+RATE, SIGMA, PRIOR_SIGMA, KL_SCALE = 1e-4, 0.02, 0.1, 1e-5
+
+
+def plain(module: nn.Module, **adam: bool) -> Step:
+    """Return the step that anybody would write."""
+    return _autograd_step(module, lambda net, x, y: cross_entropy(net(x), y), **adam)
+
+
+def point(module: nn.Module) -> Step:
+    """Return the step of FedAvg."""
+    return _our_step(PointLoss(Task(module, Categorical(10))))
+
+
+def bayesian(module: nn.Module, layers: Bayesian) -> Step:
+    """Return the step of BayFL, with its KL."""
+    task = Task(module, Categorical(10), bayesian=layers)
+    noise = torch.Generator().manual_seed(0)
+    return _our_step(Elbo(task, initial(task, SIGMA), Prior(0.0, PRIOR_SIGMA), KL_SCALE, noise))
+
+
+def bayesian_torch(module: nn.Module) -> Step | None:
+    """Return a step of bayesian-torch, reparameterised."""
+    try:
+        from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
+    except ImportError:
+        return None
+    options = {"prior_mu": 0.0, "prior_sigma": PRIOR_SIGMA, "posterior_mu_init": 0.0, "posterior_rho_init": -4.0}
+    dnn_to_bnn(module, options | {"type": "Reparameterization", "moped_enable": False})
+    return _autograd_step(module, lambda net, x, y: cross_entropy(net(x), y) + KL_SCALE * get_kl_loss(net), fused=True)
+
+
+def torchbnn(module: nn.Module) -> Step | None:
+    """Return a step of torchbnn."""
+    try:
+        from torchbnn import BayesConv2d, BayesLinear, BKLLoss
+    except ImportError:
+        return None
+    _swap(module, nn.Conv2d, lambda old: BayesConv2d(0.0, PRIOR_SIGMA, **_convolution(old)))
+    _swap(module, nn.Linear, lambda old: BayesLinear(0.0, PRIOR_SIGMA, old.in_features, old.out_features))
+    kl = BKLLoss(reduction="sum")
+    return _autograd_step(module, lambda net, x, y: cross_entropy(net(x), y) + KL_SCALE * kl(net).sum(), fused=True)
+
+
+def blitz(module: nn.Module) -> Step | None:
+    """Return a step of blitz."""
+    try:
+        from blitz.losses import kl_divergence_from_nn as kl
+        from blitz.modules import BayesianConv2d, BayesianLinear
+    except ImportError:
+        return None
+    _swap(module, nn.Conv2d, lambda old: BayesianConv2d(**_convolution(old)))
+    _swap(module, nn.Linear, lambda old: BayesianLinear(old.in_features, old.out_features))
+    return _autograd_step(module, lambda net, x, y: cross_entropy(net(x), y) + KL_SCALE * kl(net), fused=True)
+
+
+def ivon(module: nn.Module) -> Step | None:
+    """Return a step of the variational optimiser ivon-opt; it lays weights out anew, so channels_last is of no use."""
+    try:
+        from ivon import IVON
+    except ImportError:
+        return None
+    optimiser = IVON(module.parameters(), lr=RATE, ess=1 / KL_SCALE)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        with optimiser.sampled_params(train=True):
+            optimiser.zero_grad()
+            cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+    return step
+
+
+VARIANTS: dict[str, Callable[[nn.Module], Step | None]] = {
+    PLAIN[0]: lambda module: plain(module, fused=True),
+    PLAIN[1]: lambda module: plain(module, foreach=True),
+    "ours, FedAvg": point,
+    JUDGED: lambda module: bayesian(module, "all"),
+    "ours, Bayesian dense": lambda module: bayesian(module, "dense"),
+    "bayesian-torch": bayesian_torch,
+    "torchbnn": torchbnn,
+    "blitz": blitz,
+    "ivon-opt": ivon,
+}
+
+
+def _autograd_step(module: nn.Module, loss: Loss, **adam: bool) -> Step:
+    module = module.to(memory_format=torch.channels_last)
+    optimiser = torch.optim.Adam(module.parameters(), lr=RATE, **adam)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimiser.zero_grad()
+        loss(module, x.contiguous(memory_format=torch.channels_last), y).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+    return step
+
+
+def _our_step(objective: Objective) -> Step:
+    optimiser = Adam(objective.groups)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        objective(x, y)
+        optimiser.step(RATE)
+
+    return step
+
+
+def _swap(module: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module]) -> None:
+    for name, child in module.named_children():
+        if isinstance(child, kind):
+            setattr(module, name, make(child))
+        else:
+            _swap(child, kind, make)
+
+
+def _convolution(layer: nn.Conv2d) -> dict[str, Any]:
+    names = ("in_channels", "out_channels", "kernel_size", "stride", "padding")
+    return {name: getattr(layer, name) for name in names} | {"bias": layer.bias is not None}
+
+
+def build_steps(net: str) -> Iterator[tuple[str, Step | None]]:
+    """Build each variant on a fresh module with the same weights."""
+    for name, make in VARIANTS.items():
+        torch.manual_seed(0)
+        yield name, make(models.build(net))
+
+
+def time_steps(steps: dict[str, Step], repetitions: int) -> dict[str, float]:
+    """Median milliseconds of a step; the variants take turns, and the one that begins changes."""
+    batches = [(torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))) for _ in range(STEPS)]
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
+    for repetition in range(WARM_UP + repetitions):
+        first = repetition % len(names)
+        for name in names[first:] + names[:first]:
+            start = time.perf_counter()
+            for x, y in batches:
+                steps[name](x, y)
+            seconds[name].append((time.perf_counter() - start) / STEPS)
+    return {name: 1e3 * median(taken[WARM_UP:]) for name, taken in seconds.items()}
+
+
+def measure(net: str, repetitions: int) -> dict[str, Any]:
+    """Time all variants that can be built on one network and judge ours."""
+    built = dict(build_steps(net))
+    milliseconds = time_steps({name: step for name, step in built.items() if step is not None}, repetitions)
+    baseline = min(PLAIN, key=milliseconds.__getitem__)
+    ratios = {name: value / milliseconds[baseline] for name, value in milliseconds.items()}
+    return {
+        "milliseconds": milliseconds,
+        "ratios": ratios,
+        "baseline": baseline,
+        "bound": BOUNDS[net],
+        "passed": ratios[JUDGED] <= BOUNDS[net],
+        "not_importable": [name for name, step in built.items() if step is None],
+    }
+
+
+def show(net: str, result: dict[str, Any]) -> None:
+    """Print the table of one network."""
+    print(f"\n{net}: median of one step, batch {BATCH}, one thread; ratio to {result['baseline']}")
+    for name, value in result["milliseconds"].items():
+        print(f"  {name:24}{value:9.2f} ms{result['ratios'][name]:8.3f}x")
+    verdict = "pass" if result["passed"] else "FAIL"
+    print(f"  {verdict}: {JUDGED} {result['ratios'][JUDGED]:.3f}x, bound {result['bound']:.2f}x")
+    if result["not_importable"]:
+        print(f"  not importable: {', '.join(result['not_importable'])}")
+
+
+def main() -> int:
+    """Measure, print, write; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=30, help=f"turns of {STEPS} steps for each variant")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here")
+    options = parser.parse_args()
+    if options.repetitions < 1:
+        parser.error(f"--repetitions {options.repetitions}: give at least 1")
+    torch.set_num_threads(1)
+    results = {}
+    for net in BOUNDS:
+        results[net] = measure(net, options.repetitions)
+        show(net, results[net])
+    if options.json:
+        machine = {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+        run = {"batch": BATCH, "steps": STEPS, "repetitions": options.repetitions}
+        options.json.write_text(json.dumps(machine | run | {"nets": results}, indent=2) + "\n")
+    return 0 if all(result["passed"] for result in results.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

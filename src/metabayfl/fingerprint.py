@@ -1,0 +1,65 @@
+"""When is a run the same run? Same config, and same source files behind it."""
+
+import ast
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+
+from metabayfl.config import RunConfig
+from metabayfl.methods import find
+
+ROOT = Path(__file__).parent
+START = "metabayfl.experiment"
+METHODS = "metabayfl.methods"
+
+
+def config_hash(config: RunConfig) -> str:
+    """Hash every value of a config."""
+    return _digest(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode())
+
+
+def source_hash(method: str) -> str:
+    """Hash the source files that a run of this method imports; other methods' files are not among them."""
+    behind = [cls.__module__ for cls in find(method).__mro__ if cls.__module__.startswith(METHODS)]
+    names = sorted(set().union(*(imported_by(name) for name in (START, *behind))))
+    return _digest(b"".join(_path(name).read_bytes() for name in names if _path(name)))
+
+
+@cache
+def imported_by(module: str) -> frozenset[str]:
+    """Names of the modules of this package that a module imports, directly or not, and its own."""
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        if name != METHODS:  # the name table imports every method; a run uses one
+            waiting += [other for other in _imports(name) if other not in found]
+    return frozenset(found)
+
+
+def _imports(module: str) -> list[str]:
+    """Modules of this package named in the import statements of a file."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(_path(module).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return [name for name in names if name.startswith("metabayfl") and _exists(name)]
+
+
+def _path(module: str) -> Path:
+    base = ROOT.joinpath(*module.split(".")[1:])
+    return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+
+
+def _exists(module: str) -> bool:
+    return _path(module).is_file()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
