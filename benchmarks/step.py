@@ -29,9 +29,10 @@ BATCH, STEPS, WARM_UP = 32, 5, 2
 RATE, SIGMA, PRIOR_SIGMA, KL_SCALE = 1e-4, 0.02, 0.1, 1e-5
 
 
-def plain(module: nn.Module, **adam: bool) -> Step:
-    """Return the step that anybody would write."""
-    return _autograd_step(module, lambda net, x, y: cross_entropy(net(x), y), **adam)
+def plain(module: nn.Module, *, fused: bool) -> Step:
+    """Return the step that anybody would write, in the faster memory format."""
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return _autograd_step(module, lambda net, x, y: cross_entropy(net(x), y), fused=fused)
 
 
 def point(module: nn.Module) -> Step:
@@ -54,7 +55,7 @@ def bayesian_torch(module: nn.Module) -> Step | None:
         return None
     options = {"prior_mu": 0.0, "prior_sigma": PRIOR_SIGMA, "posterior_mu_init": 0.0, "posterior_rho_init": -4.0}
     dnn_to_bnn(module, options | {"type": "Reparameterization", "moped_enable": False})
-    return _autograd_step(module, lambda net, x, y: cross_entropy(net(x), y) + KL_SCALE * get_kl_loss(net), fused=True)
+    return _autograd_step(module, lambda net, x, y: cross_entropy(net(x), y) + KL_SCALE * get_kl_loss(net))
 
 
 def torchbnn(module: nn.Module) -> Step | None:
@@ -66,7 +67,7 @@ def torchbnn(module: nn.Module) -> Step | None:
     _swap(module, nn.Conv2d, lambda old: BayesConv2d(0.0, PRIOR_SIGMA, **_convolution(old)))
     _swap(module, nn.Linear, lambda old: BayesLinear(0.0, PRIOR_SIGMA, old.in_features, old.out_features))
     kl = BKLLoss(reduction="sum")
-    return _autograd_step(module, lambda net, x, y: cross_entropy(net(x), y) + KL_SCALE * kl(net).sum(), fused=True)
+    return _autograd_step(module, lambda net, x, y: cross_entropy(net(x), y) + KL_SCALE * kl(net).sum())
 
 
 def blitz(module: nn.Module) -> Step | None:
@@ -78,11 +79,11 @@ def blitz(module: nn.Module) -> Step | None:
         return None
     _swap(module, nn.Conv2d, lambda old: BayesianConv2d(**_convolution(old)))
     _swap(module, nn.Linear, lambda old: BayesianLinear(old.in_features, old.out_features))
-    return _autograd_step(module, lambda net, x, y: cross_entropy(net(x), y) + KL_SCALE * kl(net), fused=True)
+    return _autograd_step(module, lambda net, x, y: cross_entropy(net(x), y) + KL_SCALE * kl(net))
 
 
 def ivon(module: nn.Module) -> Step | None:
-    """Return a step of the variational optimiser ivon-opt; it lays weights out anew, so channels_last is of no use."""
+    """Return a step of the variational optimiser ivon-opt."""
     try:
         from ivon import IVON
     except ImportError:
@@ -92,7 +93,7 @@ def ivon(module: nn.Module) -> Step | None:
     def step(x: Tensor, y: Tensor) -> None:
         with optimiser.sampled_params(train=True):
             optimiser.zero_grad()
-            cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(module(_channels_last(x)), y).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
     return step
@@ -100,7 +101,7 @@ def ivon(module: nn.Module) -> Step | None:
 
 VARIANTS: dict[str, Callable[[nn.Module], Step | None]] = {
     PLAIN[0]: lambda module: plain(module, fused=True),
-    PLAIN[1]: lambda module: plain(module, foreach=True),
+    PLAIN[1]: lambda module: plain(module, fused=False),
     "ours, FedAvg": point,
     JUDGED: lambda module: bayesian(module, "all"),
     "ours, Bayesian dense": lambda module: bayesian(module, "dense"),
@@ -111,16 +112,19 @@ VARIANTS: dict[str, Callable[[nn.Module], Step | None]] = {
 }
 
 
-def _autograd_step(module: nn.Module, loss: Loss, **adam: bool) -> Step:
-    module = module.to(memory_format=torch.channels_last)
-    optimiser = torch.optim.Adam(module.parameters(), lr=RATE, **adam)
+def _autograd_step(module: nn.Module, loss: Loss, *, fused: bool = True) -> Step:
+    optimiser = torch.optim.Adam(module.parameters(), lr=RATE, fused=fused, foreach=not fused)
 
     def step(x: Tensor, y: Tensor) -> None:
         optimiser.zero_grad()
-        loss(module, x.contiguous(memory_format=torch.channels_last), y).backward()  # type: ignore[no-untyped-call]
+        loss(module, _channels_last(x), y).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
     return step
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def _our_step(objective: Objective) -> Step:

@@ -65,6 +65,7 @@ class TestSpread:
         sigma = torch.tensor([math.log(2.0), 0.02, 50.0], dtype=torch.float64)
         expected = torch.tensor([0.0, math.log(math.exp(0.02) - 1.0), 50.0], dtype=torch.float64)
         torch.testing.assert_close(rho_of(sigma), expected, rtol=1e-12, atol=1e-15)
+        assert rho_of(torch.tensor([200.0])).item() == 200.0  # exp(200) is infinite in float32
 
     def test_initial_posterior(self) -> None:
         task = network(4, norm=True)
@@ -74,13 +75,15 @@ class TestSpread:
         torch.testing.assert_close(sigma_of(start["rho"]), torch.full_like(start["rho"], 0.02), **exact)
 
     def test_samples_have_the_mean_and_spread_they_should(self) -> None:
-        posterior = {"mu": torch.tensor([1.0, -2.0, 7.0]), "rho": rho_of(torch.tensor([0.5, 3.0]))}
-        noise, into, count = generator(0), torch.empty(3), 20_000
-        draws = torch.stack([(gaussian.sample(posterior, noise, into), into.clone())[1] for _ in range(count)])
-        errors = (draws.mean(0) - posterior["mu"])[:2] / torch.tensor([0.5, 3.0]) * math.sqrt(count)
-        assert errors.abs().max() < 4.0
-        torch.testing.assert_close(draws.std(0)[:2], torch.tensor([0.5, 3.0]), rtol=0.02, atol=0.0)
-        assert (draws[:, 2] == 7.0).all()
+        count, sigma = 20_000, torch.tensor([0.5, 3.0])
+        mean = torch.tensor([1.0, -2.0])
+        posterior = {"mu": torch.cat([mean.repeat(count), torch.tensor([7.0])]), "rho": rho_of(sigma).repeat(count)}
+        into = torch.empty(2 * count + 1)
+        gaussian.sample(posterior, generator(0), into)
+        draws = into[:-1].view(count, 2)
+        assert ((draws.mean(0) - mean) / sigma * math.sqrt(count)).abs().max() < 4.0  # standard errors
+        torch.testing.assert_close(draws.std(0), sigma, rtol=0.02, atol=0.0)
+        assert into[-1] == 7.0
 
 
 class TestKl:
@@ -239,12 +242,13 @@ class TestAverage:
         assert (sigma_of(average(updates, "rho")["rho"]) <= spreads[1] * (1 + 1e-9)).all()
 
     def test_mixture_does_not_cancel(self) -> None:
-        updates = [client([1e4], [1e-3], weight, torch.float32) for weight in (1.0, 2.0)]
+        updates = [client([1234567.0], [1e-3], weight, torch.float32) for weight in (1.0, 2.0, 3.0, 7.0)]
         assert sigma_of(average(updates, "mixture")["rho"]).item() == pytest.approx(1e-3, rel=2e-6)
 
     @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "rho"])
-    def test_sigma_has_a_floor(self, rule: Rule) -> None:
-        payload = {"mu": torch.tensor([1.0]), "rho": torch.tensor([-100.0])}
+    @pytest.mark.parametrize("rho", [-14.0, -100.0, -1000.0])
+    def test_sigma_has_a_floor(self, rule: Rule, rho: float) -> None:
+        payload = {"mu": torch.tensor([1.0]), "rho": torch.tensor([rho])}
         result = average([Update(payload, 1.0, {}), Update(payload, 1.0, {})], rule)
         assert sigma_of(result["rho"]).item() == pytest.approx(SMALLEST_SIGMA, rel=3e-6)
         assert result["mu"].item() == 1.0

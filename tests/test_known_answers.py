@@ -91,7 +91,7 @@ class TestConjugateRegression:
 
     @staticmethod
     def optimum(data: TrainData, temperature: float) -> tuple[Tensor, Tensor]:
-        """Minimise NLL + temperature · KL: the mean of the exact posterior, and sigma² = 1/diagonal of its precision."""
+        """Minimise NLL + temperature · KL: the exact posterior's mean, and sigma² = 1/diagonal of its precision."""
         precision = data.x.T @ data.x / NOISE**2 / temperature + EYE / PRIOR**2
         mean = torch.linalg.solve(precision, data.x.T @ data.y / NOISE**2 / temperature)
         return mean.flatten(), precision.diagonal().rsqrt()
@@ -121,6 +121,15 @@ class TestConjugateRegression:
         torch.testing.assert_close(model["mu"], torch.zeros_like(model["mu"]), rtol=0.0, atol=1e-6)
         assert metrics["kl"] == pytest.approx(0.0, abs=1e-9)
         assert metrics["kl_scale"] == 0.25
+
+    def test_global_prior_is_the_received_posterior(self) -> None:
+        nothing = TrainData(torch.zeros(4, 3).double(), torch.zeros(4, 1).double(), EYE[:0], EYE[:0], 4)
+        method = BayFL(prior="global", kl_weight=1.0, optimiser="sgd", rate=0.1, epochs=50)
+        received = {"mu": EYE[0], "rho": -EYE[1]}
+        model, metrics = method.train(received, nothing, Context(line(1, NOISE, bayesian="all"), client=0))
+        for name, tensor in received.items():
+            torch.testing.assert_close(model[name], tensor, rtol=0.0, atol=1e-12)
+        assert metrics["kl"] == pytest.approx(0.0, abs=1e-12)
 
 
 class TestQuadratics:
@@ -218,6 +227,19 @@ class TestReproducibility:
             assert same.keys() == first.keys()
             assert all(torch.equal(same[name], first[name]) for name in first)
         assert not any(torch.equal(server(2)[name], first[name]) for name in first)
+
+    @pytest.mark.parametrize("method", [FedAvg(), BayFL(), BayFL(prior="global")], ids=["fedavg", "bayfl", "global"])
+    def test_hooks_leave_their_arguments_alone(self, method: Method) -> None:
+        task = Task(meet(Cnn)[0], Categorical(3), bayesian=method.bayesian_layers)
+        ctx = Context(task, client=0, clients={0: 9})
+        server = method.init_server(ctx)
+        before = {name: tensor.clone() for name, tensor in server.items()}
+        fits = [method.fit(server, {}, data, ctx) for data in three_clients(Cnn)]
+        sent = [{name: tensor.clone() for name, tensor in fit.update.payload.items()} for fit in fits]
+        averaged = method.aggregate(server, [fit.update for fit in fits], ctx)
+        method.predict(averaged, torch.zeros(2, 1, 8, 8), 2, ctx)
+        for now, then in [(server, before), *zip((fit.update.payload for fit in fits), sent, strict=True)]:
+            assert all(torch.equal(now[name], then[name]) for name in then)
 
     def test_predictions_repeat_and_spread(self) -> None:
         module, x, _ = meet(Vit)

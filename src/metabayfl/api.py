@@ -1,5 +1,6 @@
 """Five lines of Python: a module, arrays of clients, a method, a result."""
 
+import json
 import shutil
 import tempfile
 import weakref
@@ -7,9 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from metabayfl.config import EvalOptions, Plan, SelectOptions
+from metabayfl.data.arrays import whole
 from metabayfl.data.federation import Federation
 from metabayfl.engine import local
 from metabayfl.engine.plan import Job
@@ -20,6 +23,7 @@ from metabayfl.options import InputError
 from metabayfl.rebuild import describe_model
 from metabayfl.result import Result, describe_likelihood, make_task
 from metabayfl.store import RunDirectory
+from metabayfl.types import TrainData
 
 
 def federate(
@@ -45,7 +49,14 @@ def federate(
     """
     options = Plan(rounds=rounds, seed=seed, select=SelectOptions(held_out=held_out), eval=eval or {}, **plan)
     return run_job(
-        model, federation, method or BayFL(), options, out=out, workers=workers, resume=resume, observe=observe
+        model,
+        federation,
+        BayFL() if method is None else method,
+        options,
+        out=out,
+        workers=workers,
+        resume=resume,
+        observe=observe,
     )
 
 
@@ -62,17 +73,21 @@ def run_job(
     config: str = "",
 ) -> Result:
     """Carry out a plan in a run directory, new or to be resumed; `config` is the text it came from, kept with it."""
-    if workers < 1:
-        raise InputError(f"workers = {workers}: a number from 1 is accepted")
+    whole("workers", workers, 1)
+    check_kinds(federation, method)
     job = Job(method, make_task(model, federation.likelihood, method), federation, plan)
     check_job(job)
     directory = RunDirectory(Path(tempfile.mkdtemp(prefix="metabayfl-") if out is None else out))
-    open_run(directory, describe(model, job), job, resume, config)
     try:
+        open_run(directory, describe(model, job), job, resume, config)
         local.run(job, directory, workers, observe)
+        result = Result(directory.path, model)
+    except BaseException:
+        if out is None:
+            shutil.rmtree(directory.path, ignore_errors=True)
+        raise
     finally:
         directory.unlock()
-    result = Result(directory.path, model)
     if out is None:
         weakref.finalize(result, shutil.rmtree, directory.path, ignore_errors=True)
     return result
@@ -93,21 +108,48 @@ def open_run(directory: RunDirectory, about: dict[str, Any], job: Job, resume: b
     """Begin a run, or make sure that a run to be resumed is the same one."""
     environment = describe_environment(job.federation, job.plan.seed)
     if not resume or not (directory.path / "run.json").exists():
+        here = {path.name for path in directory.path.iterdir()} if directory.path.is_dir() else set()
+        if here - {"clients"} and "lock" not in here:  # such as a directory with nothing but the user's config.toml
+            raise InputError(f"{directory.path} is not empty: choose another directory")
         directory.create(about, environment, job.task.constants(), config)
         return
     directory.lock()
     before = directory.description()
-    different = sorted(key for key in about if before.get(key) != about[key])
+    now = json.loads(json.dumps(about))
+    different = sorted(key for key in now if before.get(key) != now[key])
     if different:
         raise InputError(f"{directory.path} is another run: {', '.join(different)} differ from what is asked for now")
     if directory.environment().get("data_hash") != environment["data_hash"]:
         raise InputError(f"{directory.path} was made with other data: its data hash differs")
+    constants = directory.read_constants()
+    if constants.keys() != job.task.constants().keys():
+        raise InputError(f"{directory.path} is another run: other parameters are frozen than in the model given now")
+    job.task.load_constants(constants)
+
+
+def check_kinds(federation: Federation, method: Method) -> None:
+    """Refuse what only looks like a federation or a method."""
+    if not isinstance(federation, Federation):
+        raise InputError(f"the federation is a {type(federation).__name__}; Federation.from_arrays(...) makes one")
+    if not isinstance(method, Method):
+        raise InputError(f"method = {method!r}: an object such as BayFL() or FedAvg(rate=0.01) is accepted")
+
+
+def hint(data: TrainData) -> str:
+    """Say how inputs and labels were understood, if that may be why a model does not fit them."""
+    hints = "" if data.x.is_floating_point() else "; whole-number inputs are indices: give real numbers if they are not"
+    if data.y.is_floating_point() and torch.equal(data.y, data.y.round()):
+        hints += "; real labels mean regression: give whole numbers if they are classes"
+    return hints
 
 
 def check_job(job: Job) -> None:
     """Refuse what cannot work before anything is written."""
     first = job.federation.client(0).train_data(job.held_out, job.task.weights.dtype)
-    job.task.verify(first.x, first.y)
+    try:
+        job.task.verify(first.x, first.y)
+    except InputError as error:
+        raise InputError(f"{error}{hint(first)}") from error
     empty = [client for client, size in job.train_sizes.items() if size < 1]
     if empty:
         raise InputError(f"client {empty[0]} has nothing to train on once d_n is held out")

@@ -63,6 +63,14 @@ def parser() -> argparse.ArgumentParser:
     methods.add_argument("name", nargs="?", help="method whose options are wanted")
     methods.set_defaults(handler=_methods)
 
+    cost = commands.add_parser("cost", help="estimate bytes, seconds and memory of every method before training")
+    cost.add_argument("config", type=Path, help="TOML file, such as configs/demo.toml")
+    cost.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of the config")
+    cost.add_argument("--device", required=True, help="raspberry-pi-4, phone, or a profile of your own: FILE.toml")
+    cost.add_argument("--link", required=True, help="bandwidth and latency of a client, such as 10Mbit/50ms")
+    cost.add_argument("--json", action="store_true", help="print the result as JSON")
+    cost.set_defaults(handler=_cost)
+
     check = commands.add_parser("check", help="say whether a model can be federated and made Bayesian")
     check.add_argument("model", help="module:name of a class, a function that builds a model, or a model")
     check.set_defaults(handler=_check)
@@ -141,6 +149,22 @@ def _methods(options: argparse.Namespace) -> int:
         print_method(options.name)
     else:
         print_methods()
+    return 0
+
+
+def _cost(options: argparse.Namespace) -> int:
+    from metabayfl.config import read
+
+    config = read(options.config, options.set)
+    from metabayfl.cost import estimate, estimate_table, parse_link, read_device
+
+    found = estimate(config, read_device(options.device), parse_link(options.link))
+    if options.json:
+        print(json.dumps(found.model_dump()))
+        return 0
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 160).print(estimate_table(found))
     return 0
 
 

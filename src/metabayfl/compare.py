@@ -1,8 +1,7 @@
-"""A grid of runs, methods x seeds: resumable, in parallel, never repeated; and its table."""
+"""A grid of runs, methods x seeds: resumable, in parallel, never repeated."""
 
 import multiprocessing
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,19 +10,19 @@ from typing import Any
 import torch
 
 from metabayfl.config import CompareConfig, RunConfig
-from metabayfl.cost import summarise_costs
-from metabayfl.engine import local
 from metabayfl.experiment import Experiment, is_finished
 from metabayfl.fingerprint import config_hash, source_hash
-from metabayfl.methods import find
+from metabayfl.ledger import summarise_costs
+from metabayfl.methods import create, find
 from metabayfl.options import InputError
-from metabayfl.result import Result
-from metabayfl.store import RunDirectory
+from metabayfl.store import Event, RunDirectory
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid."""
+    """One run of the grid; a changed config or changed source files give it another directory."""
 
     label: str
     config: RunConfig
@@ -37,57 +36,46 @@ class Cell:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will cost, from one round that was really carried out."""
+    """What is left to do for a method, from one round that was really carried out."""
 
     label: str
+    runs: int
     seconds: float
     bytes: float
-    runs: int
 
 
 def make_grid(config: CompareConfig, labels: Sequence[str], seeds: Sequence[int], out: Path) -> list[Cell]:
-    """Return the runs of a comparison; a changed config or source gives a run another directory."""
+    """Return the runs of a comparison; every config is checked before anything runs."""
     cells = []
-    for label in labels or list(config.methods):
+    for label in labels or config.methods:
+        section = method_section(config, label)
+        create(section)
         for seed in seeds:
-            run = RunConfig(**(config.shared() | {"method": method_section(config, label), "seed": seed}))
-            Experiment.check(run)
-            name = f"{label}-{seed}-{config_hash(run)}-{source_hash(run.method['name'])}"
+            run = config.with_method(section, seed)
+            name = f"{label}-{seed}-{config_hash(run)}-{source_hash(section['name'])}"
             cells.append(Cell(label, run, out / "runs" / name))
     if not cells:
-        raise InputError("nothing to compare: pass --methods a,b, or give the config [methods.LABEL] sections")
+        raise InputError(
+            "nothing to compare: pass --methods a,b and --seeds, or give the config [methods.LABEL] sections"
+        )
     return cells
 
 
 def method_section(config: CompareConfig, label: str) -> dict[str, Any]:
-    """Return the method of a label: fields of [method] that it has, then those of its own section [methods.LABEL]."""
+    """Return the method of a label: the fields of [method] that it has, then its own section [methods.LABEL]."""
     own = dict(config.methods.get(label, {}))
-    name = own.get("name", label)
+    name = own.pop("name", label)
     fields = find(name).model_fields
-    common = {key: value for key, value in config.method.items() if key in fields}
-    return common | own | {"name": name}
+    return {"name": name, **{key: value for key, value in config.method.items() if key in fields}, **own}
 
 
-def run_grid(
-    cells: Sequence[Cell], processes: int, workers: int, report: Callable[[Cell, str], None]
-) -> list[str]:
-    """Carry out what is not finished, `processes` runs at a time with `workers` each; returns what failed."""
-    todo = [cell for cell in cells if not cell.finished]
-    failures = []
-    for cell, failure in _run_all(todo, processes, workers):
-        report(cell, failure)
-        if failure:
-            failures.append(f"{cell.label} with seed {cell.config.seed}: {failure}")
-    return failures
-
-
-def _run_all(cells: list[Cell], processes: int, workers: int) -> Iterator[tuple[Cell, str]]:
+def run_cells(cells: Sequence[Cell], processes: int, workers: int) -> Iterator[tuple[Cell, str]]:
+    """Carry out or resume runs, `processes` at a time with `workers` each; each ends with a failure text or nothing."""
     if processes == 1:
         for cell in cells:
             yield cell, run_cell(cell, workers)
         return
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=None) as pool:
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork")) as pool:
         futures = {pool.submit(run_cell, cell, workers): cell for cell in cells}
         for future in as_completed(futures):
             yield futures[future], future.result()
@@ -104,44 +92,32 @@ def run_cell(cell: Cell, workers: int) -> str:
 
 
 def estimate(cells: Sequence[Cell]) -> list[Estimate]:
-    """Carry out one round of each method, in a place that is thrown away, and extrapolate to what is left to do."""
-    estimates = []
-    for label in dict.fromkeys(cell.label for cell in cells):
-        todo = [cell for cell in cells if cell.label == label and not cell.finished]
-        if todo:
-            estimates.append(_estimate(label, todo))
-    return estimates
+    """Carry out one round of each method in a place that is thrown away, and extrapolate to what is left to do."""
+    left = [cell for cell in cells if not cell.finished]
+    labels = dict.fromkeys(cell.label for cell in left)
+    return [_estimate(label, [cell.config for cell in left if cell.label == label]) for label in labels]
 
 
-def _estimate(label: str, cells: list[Cell]) -> Estimate:
-    config = cells[0].config
-    short = config.model_copy(update={"eval": config.eval.model_copy(update={"every": 1})})
-    experiment = Experiment.of(short)
-    with tempfile.TemporaryDirectory(prefix="metabayfl-plan-") as scratch:
-        directory = Path(scratch, "run")
-        experiment.run(directory, 1, until=1)
-        events = list(RunDirectory(directory).events())
-    totals = summarise_costs(events)["total"]
+def _estimate(label: str, configs: list[RunConfig]) -> Estimate:
+    config = configs[0]
+    evaluated = config.model_copy(update={"eval": config.eval.model_copy(update={"every": 1})})
+    totals = summarise_costs(Experiment.of(evaluated).rehearse())["total"]
     evaluations = len(config.eval.rounds_to_evaluate(config.rounds))
     seconds = totals["train_seconds"] * config.rounds + totals["eval_seconds"] * evaluations
     sent = (totals["bytes_up"] + totals["bytes_down"]) * config.rounds
-    return Estimate(label, seconds * len(cells), sent * len(cells), len(cells))
+    return Estimate(label, len(configs), seconds * len(configs), sent * len(configs))
 
 
-def collect(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def collect(cells: Sequence[Cell]) -> list[Row]:
     """Return one flat row for each finished run: label, seed, metrics by view, costs."""
-    return [_row(cell, Result.events_of(cell.path)) for cell in cells if cell.finished]
+    return [_row(cell, list(RunDirectory(cell.path).events())) for cell in cells if cell.finished]
 
 
-def _row(cell: Cell, events: list[dict[str, Any]]) -> dict[str, Any]:
+def _row(cell: Cell, events: list[Event]) -> Row:
     last = [event for event in events if event["event"] == "round" and event["metrics"]][-1]
-    row: dict[str, Any] = {"method": cell.label, "seed": cell.config.seed, "run": str(cell.path)}
+    row: Row = {"method": cell.label, "seed": cell.config.seed, "run": cell.path.name}
     for view, metrics in last["metrics"].items():
         for name, summary in metrics.items():
             for column, value in summary.items():
                 row[f"{view} {name}" if column in ("value", "weighted") else f"{view} {name} {column}"] = value
-    totals = summarise_costs(events)["total"]
-    return row | totals
-
-
-__all__ = ["Cell", "Estimate", "collect", "estimate", "local", "make_grid", "run_grid"]
+    return row | summarise_costs(events)["total"]

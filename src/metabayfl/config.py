@@ -155,9 +155,9 @@ def read_values(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
 def apply(values: dict[str, Any], change: str) -> None:
     """Set one `section.key=value`; the value is read as TOML, or as a plain string."""
     key, equals, text = change.partition("=")
-    if not equals or not key.strip():
+    *sections, last = (part.strip() for part in key.split("."))
+    if not equals or not all((*sections, last)):
         raise InputError(f"--set {change!r}: key=value is accepted, such as method.rate=0.01")
-    *sections, last = key.strip().split(".")
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
@@ -167,9 +167,10 @@ def apply(values: dict[str, Any], change: str) -> None:
 
 def _parse(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        values = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return values["value"] if len(values) == 1 else text
 
 
 def as_toml(config: RunConfig) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def data_hash(federation: Federation) -> str:
         digest.update(rows.offsets.tobytes())
         for tensor in (rows.x, rows.y):
             digest.update(tensor.contiguous().numpy().data)
-    for tensor in (federation.test_x, federation.test_y):
+    pool = [] if federation.unlabelled is None else [federation.unlabelled]
+    for tensor in (federation.test_x, federation.test_y, *pool):
         digest.update(tensor.contiguous().numpy().data)
     digest.update(federation.select_sizes.tobytes() + federation.batch_sizes.tobytes())
     return digest.hexdigest()

@@ -1,5 +1,6 @@
 """From a config to a run: data, model and method by name."""
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +11,16 @@ from metabayfl import models
 from metabayfl.api import run_job
 from metabayfl.config import RunConfig, as_toml, read
 from metabayfl.data import Federation, build
+from metabayfl.engine import local
 from metabayfl.engine.local import Observer
+from metabayfl.engine.plan import Job
 from metabayfl.methods import create
 from metabayfl.methods.base import Method
 from metabayfl.options import InputError
 from metabayfl.randomness import keyed_globals
-from metabayfl.result import Result, load
-from metabayfl.store import RunDirectory
+from metabayfl.rebuild import build_spec
+from metabayfl.result import Result, load, make_task
+from metabayfl.store import Event, RunDirectory
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,20 @@ class Experiment:
             config=tomli_w.dumps(as_toml(self.config)),
         )
 
+    def rehearse(self) -> list[Event]:
+        """Carry out the first round in a place that is thrown away; returns its events."""
+        job = Job(
+            self.method,
+            make_task(self.model, self.federation.likelihood, self.method),
+            self.federation,
+            self.config.plan(),
+        )
+        with tempfile.TemporaryDirectory(prefix="metabayfl-rehearsal-") as scratch:
+            directory = RunDirectory(Path(scratch))
+            directory.create({}, {}, {})
+            local.run(job, directory, until=1)
+            return list(directory.events())
+
 
 def is_finished(path: Path) -> bool:
     """Whether a run has published its last round and written its models."""
@@ -68,7 +86,8 @@ def is_finished(path: Path) -> bool:
 def resume(path: Path, workers: int, observe: Observer = lambda event: None) -> Result:
     """Go on with an interrupted run; a finished one is only opened."""
     if is_finished(path):
-        return load(path)
+        spec = RunDirectory(path).description()["model"].get("spec")
+        return load(path, None if spec is None else build_spec(spec))
     config = path / "config.toml"
     if not config.exists():
         why = "was started from Python: call federate(..., out=..., resume=True)"

@@ -1,9 +1,15 @@
 """Options with types, ranges and help in one place, and one line for a value that does not fit. No torch here."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+
+PLAIN_WORDS = {
+    "dict_type": "a section with keys of its own is accepted",
+    "model_type": "a section with keys of its own is accepted",
+    "tuple_type": "a list is accepted",
+}
 
 
 class InputError(ValueError):
@@ -21,29 +27,50 @@ class Options(BaseModel):
         except ValidationError as error:
             raise InputError(one_line(error, type(self))) from None
 
+    # Sections are checked by pydantic itself, as if they had no __init__: only the outermost one words the errors.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
-def one_line(error: ValidationError, options: type[BaseModel], prefix: str = "") -> str:
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_not_one(cls, value: Any, field: ValidationInfo) -> Any:
+        annotation = cls.model_fields[field.field_name or ""].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)) and annotation is not Any:
+            raise ValueError("true and false are not accepted here")
+        return value
+
+
+def one_line(error: ValidationError, options: type[BaseModel]) -> str:
     """Say what is wrong, with the value and what is accepted, for the first few errors of a validation."""
-    lines = [_explain(dict(item), options, prefix) for item in error.errors()[:3]]
-    return "; ".join(dict.fromkeys(lines))
+    found: dict[str, list[str]] = {}
+    for item in error.errors():
+        name, problem = _explain(dict(item), options)
+        found.setdefault(name, []).append(problem)
+    lines = [f"{name}: {', or '.join(dict.fromkeys(problems))}" for name, problems in found.items()]
+    return "; ".join(lines[:3])
 
 
-def _explain(item: Mapping[str, Any], options: type[BaseModel], prefix: str) -> str:
-    path = [str(part) for part in item["loc"] if not str(part).startswith(("function-", "constrained-"))]
-    name = prefix + ".".join(path)
+def _explain(item: Mapping[str, Any], options: type[BaseModel]) -> tuple[str, str]:
+    """Return `name = value` and what is wrong with it."""
+    path, section = _path(item["loc"], options)
     if item["type"] == "extra_forbidden":
-        known = ", ".join(_fields_at(options, path[:-1])) or "nothing"
-        return f"unknown key {name} = {item['input']!r}; accepted here: {known}"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{name} = {item['input']!r}: {message[0].lower()}{message[1:]}"
+        known = ", ".join(section.model_fields) or "nothing"
+        return f"{path} = {item['input']!r}", f"unknown key; accepted here: {known}"
+    message = PLAIN_WORDS.get(item["type"], item["msg"].removeprefix("Value error, "))
+    return f"{path} = {item['input']!r}", message[0].lower() + message[1:]
 
 
-def _fields_at(options: type[BaseModel], path: list[str]) -> list[str]:
-    """Names of the fields of the section that a path leads to."""
-    for part in path:
-        field = options.model_fields.get(part)
-        inner = field.annotation if field else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return []
-        options = inner
-    return list(options.model_fields)
+def _path(place: Sequence[str | int], options: type[BaseModel]) -> tuple[str, type[BaseModel]]:
+    """Return where an error is as the user would write it, and the section; inside a value only indices count."""
+    names: list[str] = []
+    inside = False
+    for part in place:
+        if inside:
+            names += [str(part)] if isinstance(part, int) else []
+            continue
+        names.append(str(part))
+        inner = options.model_fields[str(part)].annotation if part in options.model_fields else None
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            options = inner
+        else:
+            inside = True
+    return ".".join(names), options

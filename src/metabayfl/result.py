@@ -3,19 +3,20 @@
 import shutil
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from metabayfl import metrics
-from metabayfl.data.federation import as_inputs
+from metabayfl import metrics, tensorfile
+from metabayfl.data.arrays import as_inputs, whole
 from metabayfl.likelihood import Categorical, Gaussian, Likelihood
 from metabayfl.methods import create
 from metabayfl.methods.base import Method
 from metabayfl.options import InputError
 from metabayfl.randomness import keyed_globals
-from metabayfl.rebuild import rebuild_model
+from metabayfl.rebuild import rebuild_model, with_frozen
 from metabayfl.store import Event, RunDirectory
 from metabayfl.task import Task
 from metabayfl.types import Context, Params
@@ -68,15 +69,29 @@ class Result:
 
     def __init__(self, path: Path, model: nn.Module | None = None) -> None:
         self.directory = RunDirectory(path)
-        about = self.directory.description()
-        if not (path / "model.safetensors").exists():
-            raise InputError(f"{path} is not finished: `metabayfl resume {path}`")
+        about = _complete(self.directory.description(), path)
         self.method: Method = create(about["method"])
         self.seed, self.rounds, self.clients = about["seed"], about["rounds"], about["clients"]
         constants = self.directory.read_constants()
-        module = model or rebuild_model(about["model"], constants, str(path))
+        module = rebuild_model(about["model"], str(path)) if model is None else model
+        if isinstance(module, nn.Module):
+            module = with_frozen(module, constants)
         self.task = make_task(module, likelihood_from(about["likelihood"]), self.method)
+        self._check_fit(constants)
         self.task.load_constants(constants)
+
+    def _check_fit(self, constants: Params) -> None:
+        """Refuse a module whose names and shapes are not those of the stored model."""
+        path = self.directory.path
+        stored = tensorfile.read(path / "model.safetensors")[0]
+        there = _shapes({name: t for name, t in stored.items() if not name.startswith("rho.")} | constants)
+        here = _shapes(self.task.named(self.task.split(self.task.initial())[0]) | self.task.constants())
+        wrong = sorted(name for name in there | here if there.get(name) != here.get(name))
+        if wrong:
+            raise InputError(
+                f"{path} holds another model: {wrong[0]} is {there.get(wrong[0], 'missing')} there and "
+                f"{here.get(wrong[0], 'missing')} here; pass the one that was trained, as in load(..., model=...)"
+            )
 
     @cached_property
     def events(self) -> list[Event]:
@@ -104,8 +119,8 @@ class Result:
         return model
 
     def _personal(self, client: int) -> Params:
-        if not 0 <= client < self.clients:
-            raise InputError(f"client = {client}: 0 to {self.clients - 1} is accepted")
+        if isinstance(client, bool) or not isinstance(client, Integral) or not 0 <= int(client) < self.clients:
+            raise InputError(f"client = {client!r}: 0 to {self.clients - 1} is accepted")
         name = f"personal/{client:06d}"
         if not (self.directory.path / f"{name}.safetensors").exists():
             raise InputError(f"client {client} has no model of its own: it never took part, or keep_personal was off")
@@ -113,15 +128,26 @@ class Result:
 
     def predict(self, x: Any, client: int | None = None, samples: int = 10) -> ClassPrediction | ValuePrediction:
         """Predict with the global model or a client's own; the same call gives the same answer."""
-        ctx = Context(self.task, self.seed, self.rounds, self.rounds, client)
-        inputs = as_inputs(x, "x")
-        inputs = inputs.to(self.task.weights.dtype) if inputs.is_floating_point() else inputs
-        with keyed_globals(self.seed, "predict"):
-            outputs = self.method.predict(self.model(client), inputs, samples, ctx)
+        outputs = self._outputs(self.model(client), as_inputs(x, "x"), client, whole("samples", samples, 1))
         likelihood = self.task.likelihood
         if isinstance(likelihood, Categorical):
             return ClassPrediction(outputs)
         return ValuePrediction(outputs, likelihood.noise_std)
+
+    def _outputs(self, model: Params, x: Tensor, client: int | None, samples: int) -> Tensor:
+        ctx = Context(self.task, self.seed, self.rounds, self.rounds, client)
+        inputs = x.to(self.task.weights.dtype) if x.is_floating_point() else x
+        shape = tuple(x.shape)
+        if not len(x):
+            raise InputError(f"x = an array of shape {shape}: at least one sample is accepted")
+        try:
+            with keyed_globals(self.seed, "predict"):
+                outputs = self.method.predict(model, inputs, samples, ctx)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise InputError(f"the model cannot take x of shape {shape}: {str(error).splitlines()[0]}") from error
+        if outputs.ndim < 2 or outputs.shape[1] != len(x):
+            raise InputError(f"x = an array of shape {shape}: a batch of samples is accepted, such as x[None] for one")
+        return outputs
 
     def module(self, client: int | None = None) -> nn.Module:
         """Return a plain module of your own class with the mean weights."""
@@ -131,7 +157,7 @@ class Result:
     def save(self, path: str | Path) -> None:
         """Copy the run to a new directory."""
         target = Path(path)
-        if target.exists() and any(target.iterdir()):
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise InputError(f"{target} is not empty: choose another directory")
         shutil.copytree(self.directory.path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("lock"))
 
@@ -139,6 +165,21 @@ class Result:
 def load(path: str | Path, model: nn.Module | None = None) -> Result:
     """Open a saved run. A model of your own class is passed again; built-in ones are rebuilt."""
     return Result(Path(path), model)
+
+
+def _complete(about: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Refuse a description of a run that is damaged or not finished."""
+    missing = [key for key in ("method", "model", "likelihood", "seed", "rounds", "clients") if key not in about]
+    if missing:
+        raise InputError(f"{path / 'run.json'} is damaged: it has no {missing[0]}")
+    if not (path / "model.safetensors").exists():
+        how = f"metabayfl resume {path}" if (path / "config.toml").exists() else "federate(..., out=..., resume=True)"
+        raise InputError(f"{path} is not finished: go on with {how}")
+    return about
+
+
+def _shapes(tensors: Params) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def make_task(module: nn.Module, likelihood: Likelihood, method: Method) -> Task:

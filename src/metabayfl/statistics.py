@@ -14,7 +14,7 @@ class Spread(NamedTuple):
 
     mean: float
     std: float | None
-    count: int
+    seeds: int
 
 
 class Difference(NamedTuple):
@@ -23,12 +23,12 @@ class Difference(NamedTuple):
     mean: float
     low: float
     high: float
-    count: int
+    seeds: int
 
     @property
-    def significant(self) -> bool:
-        """Whether the interval leaves out zero; never with fewer than three pairs."""
-        return self.count >= 3 and (self.low > 0 or self.high < 0)
+    def leaves_out_zero(self) -> bool:
+        """Whether the interval leaves out zero; with few seeds it is too narrow, and with one it is a point."""
+        return self.seeds > 1 and (self.low > 0 or self.high < 0)
 
 
 def spread(values: Sequence[float]) -> Spread:

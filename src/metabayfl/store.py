@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ FORMAT = 1
 CURRENT = "checkpoint.safetensors"
 STAGED = "staged.safetensors"
 CONSTANTS = "constants.safetensors"
+EVENTS = "events.jsonl"
 STARTING = {"clients", "lock", "env.json", "config.toml", CONSTANTS}
 Event = dict[str, Any]
 
@@ -63,6 +65,28 @@ class ClientRecord:
         return own | {name: tensors[f"payload.{name}"] for name in meta["same"].get(part, ())}
 
 
+def _event_of(line: bytes) -> Event:
+    """Read a line of the log; a damaged one gives an empty event."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) and {"event", "round"} <= event.keys() else {}
+
+
+def encode_client(fit: Fit, cost: Mapping[str, float], keep_personal: bool) -> bytes:
+    """Return what a client leaves as a record; a tensor that is sent and also kept is stored once."""
+    payload, weight, metrics = fit.update
+    tensors = {f"payload.{name}": tensor for name, tensor in payload.items()}
+    same: dict[str, list[str]] = {}
+    for part, named in (("state", fit.state), ("personal", fit.personal if keep_personal else {})):
+        same[part] = [name for name, tensor in named.items() if tensor is payload.get(name)]
+        tensors |= {f"{part}.{name}": tensor for name, tensor in named.items() if name not in same[part]}
+    bytes_up = tensorfile.encoded_size(payload, {"weight": weight, "metrics": metrics})
+    meta = {"same": same, "weight": weight, "metrics": metrics, "cost": {**cost, "bytes_up": bytes_up}}
+    return tensorfile.encode_checked(tensors, meta)
+
+
 class RunDirectory:
     """One run on disk."""
 
@@ -75,11 +99,14 @@ class RunDirectory:
         self, description: Mapping[str, Any], environment: Mapping[str, Any], constants: Params, config: str = ""
     ) -> None:
         """Start a run in an empty or missing directory, or in one whose start was interrupted."""
-        begun = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
+        here = self.path.iterdir() if self.path.is_dir() else ()
+        begun = {path.name for path in here if not tensorfile.is_temporary(path)}
         if (self.path.exists() and not self.path.is_dir()) or begun - STARTING:
             raise InputError(f"{self.path} is not empty: choose another directory, or `metabayfl resume {self.path}`")
         self.clients.mkdir(parents=True, exist_ok=True)
         self.lock()
+        for name in begun - {"clients", "lock"}:
+            (self.path / name).unlink()
         if config:
             tensorfile.write_bytes(self.path / "config.toml", config.encode())
         if constants:
@@ -106,17 +133,26 @@ class RunDirectory:
         return tensorfile.read(path)[0] if path.exists() else {}
 
     def lock(self) -> None:
-        """Refuse a second process; the lock ends with the process, however it ends."""
+        """Refuse a second process, and clear up after the last one; the lock ends with the process, however it ends."""
         path = self.path / "lock"
-        self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = path.read_text(encoding="utf-8").strip() or "unknown"
-            os.close(self._lock)
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            holder = os.read(handle, 20).decode(errors="replace").strip() or "unknown"
+            os.close(handle)
             raise InputError(f"{self.path} is in use by process {holder}") from None
-        os.ftruncate(self._lock, 0)
-        os.write(self._lock, str(os.getpid()).encode())
+        self._lock = handle
+        os.ftruncate(handle, 0)
+        with tensorfile.naming(path):
+            os.write(handle, str(os.getpid()).encode())
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what killed processes left of files; for the holder of the lock only."""
+        for path in self.path.rglob(".*"):
+            if tensorfile.is_temporary(path):
+                path.unlink()
 
     def unlock(self) -> None:
         """Let others use the directory."""
@@ -131,6 +167,8 @@ class RunDirectory:
             raise InputError(f"{self.path} is not a run directory: it has no {name}") from None
         except (OSError, ValueError) as error:
             raise InputError(f"{self.path / name} is damaged: {error}") from None
+        if not isinstance(found, dict):
+            raise InputError(f"{self.path / name} is damaged: it holds no table")
         return found
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
@@ -142,25 +180,14 @@ class RunDirectory:
         """Where a client's record of a round (counted from 1) lies."""
         return self.clients / f"{client:06d}-{round_:06d}.safetensors"
 
-    def write_client(self, client: int, round_: int, fit: Fit, cost: Mapping[str, float], keep_personal: bool) -> None:
-        """Spool what a client left; a tensor that is sent and also kept is stored once."""
-        payload, weight, metrics = fit.update
-        tensors = {f"payload.{name}": tensor for name, tensor in payload.items()}
-        same: dict[str, list[str]] = {}
-        for part, named in (("state", fit.state), ("personal", fit.personal if keep_personal else {})):
-            same[part] = [name for name, tensor in named.items() if tensor is payload.get(name)]
-            tensors |= {f"{part}.{name}": tensor for name, tensor in named.items() if name not in same[part]}
-        bytes_up = tensorfile.encoded_size(payload, {"weight": weight, "metrics": metrics})
-        meta = {"same": same, "weight": weight, "metrics": metrics, "cost": {**cost, "bytes_up": bytes_up}}
-        meta["crc"] = tensorfile.checksum(tensors)
-        tensorfile.write(self.client_path(client, round_), tensors, meta)
+    def write_client(self, client: int, round_: int, record: bytes) -> None:
+        """Spool what a client left, as `encode_client` returns it."""
+        tensorfile.write_bytes(self.client_path(client, round_), record)
 
-    def read_client(self, client: int, round_: int, *, verify: bool = False) -> ClientRecord:
-        """Open a client's record; with `verify` its content is checked."""
+    def read_client(self, client: int, round_: int) -> ClientRecord:
+        """Open a client's record."""
         path = self.client_path(client, round_)
-        tensors, meta = tensorfile.read(path)
-        if verify and tensorfile.checksum(tensors) != meta.get("crc"):
-            raise InputError(f"{path} is damaged: its content does not match its checksum")
+        _, meta = tensorfile.read(path)
         return ClientRecord(path, meta["weight"], meta["metrics"], meta["cost"])
 
     def forget_clients(self, checkpoint: Checkpoint) -> None:
@@ -174,12 +201,12 @@ class RunDirectory:
         """Write the state after a round beside the current one, so that it can be judged before it is published."""
         tensors = {f"server.{name}": tensor for name, tensor in checkpoint.server.items()}
         tensors["latest"] = checkpoint.latest
-        meta = {"round": checkpoint.round, "crc": tensorfile.checksum(tensors)}
-        tensorfile.write(self.path / STAGED, tensors, meta)
+        tensorfile.write(self.path / STAGED, tensors, {"round": checkpoint.round})
 
     def publish(self, events: Iterable[Event]) -> None:
         """Make the staged round the current one: everything to disk once, then one rename."""
-        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+        path = self.path / EVENTS
+        with tensorfile.naming(path), path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(event) + "\n" for event in events)
         os.sync()
         (self.path / STAGED).replace(self.path / CURRENT)
@@ -191,8 +218,6 @@ class RunDirectory:
         if not path.exists():
             return None
         tensors, meta = tensorfile.read(path)
-        if tensorfile.checksum(tensors) != meta.get("crc"):
-            raise InputError(f"{path} is damaged: its content does not match its checksum")
         latest = tensors.pop("latest")
         return Checkpoint(meta["round"], {name.removeprefix("server."): t for name, t in tensors.items()}, latest)
 
@@ -208,14 +233,15 @@ class RunDirectory:
 
     def events(self) -> Iterator[Event]:
         """Events of the run so far; a line cut short by a crash is left out."""
-        path = self.path / "events.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                return
+        path = self.path / EVENTS
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        yield from takewhile(bool, map(_event_of, lines))
 
     def drop_events_after(self, round_: int) -> None:
-        """Forget events of rounds that were never published."""
-        kept = [json.dumps(event) + "\n" for event in self.events() if event["round"] <= round_]
-        tensorfile.write_bytes(self.path / "events.jsonl", "".join(kept).encode())
+        """Forget events of rounds that were never published; those that were must be there."""
+        kept = [event for event in self.events() if event["round"] <= round_]
+        last = max((event["round"] for event in kept if event["event"] == "round"), default=0)
+        if last < round_:
+            advice = f"but round {round_} is published: mend or remove its first bad line"
+            raise InputError(f"{self.path / EVENTS} is damaged after round {last}, {advice}")
+        tensorfile.write_bytes(self.path / EVENTS, "".join(json.dumps(event) + "\n" for event in kept).encode())

@@ -3,18 +3,20 @@
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from metabayfl.options import InputError
 from metabayfl.types import Params
 
 KEY = "metabayfl"
+METADATA = "__metadata__"
 DTYPES = {
     torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -22,43 +24,82 @@ DTYPES = {
 
 
 def encode(tensors: Params, meta: Mapping[str, Any] | None = None) -> bytes:
-    """Return the bytes of a file; the same tensors and meta give the same bytes."""
-    plain = {name: tensor.contiguous() for name, tensor in sorted(tensors.items())}
-    return safetensors.torch.save(plain, metadata={KEY: json.dumps(meta or {}, sort_keys=True)})
+    """Return the bytes of a file; the same tensors and meta give the same bytes, tensors may share memory."""
+    header, names = _header(tensors, meta)
+    return b"".join([len(header).to_bytes(8, "little"), header, *(_raw(tensors[name]) for name in names)])
 
 
 def encoded_size(tensors: Params, meta: Mapping[str, Any] | None = None) -> int:
-    """Return len(encode(tensors, meta)) without copying the tensors: 8 bytes, a header padded to 8, the content."""
-    header: dict[str, Any] = {"__metadata__": {KEY: json.dumps(meta or {}, sort_keys=True)}}
+    """Return len(encode(tensors, meta)) without copying the tensors."""
+    header, _ = _header(tensors, meta)
+    return 8 + len(header) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _header(tensors: Params, meta: Mapping[str, Any] | None) -> tuple[bytes, list[str]]:
+    """Return the header, padded to 8 bytes, and the order of the tensors: widest types first, so all are aligned."""
+    if METADATA in tensors:
+        raise InputError(f"a tensor cannot be named {METADATA}")
+    about: dict[str, Any] = {METADATA: {KEY: json.dumps(meta or {}, sort_keys=True)}}
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     stop = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+    for name in names:
+        tensor = tensors[name]
+        if tensor.dtype not in DTYPES:
+            accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise InputError(f"tensor {name!r} has type {tensor.dtype}; accepted: {accepted}")
         start, stop = stop, stop + tensor.numel() * tensor.element_size()
-        dtype = DTYPES[tensor.dtype]
-        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, stop]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    return 8 + -(-len(text) // 8) * 8 + stop
+        about[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
+    text = json.dumps(about, separators=(",", ":"), ensure_ascii=False).encode()
+    return text + b" " * (-len(text) % 8), names
 
 
-def write(path: Path, tensors: Params, meta: Mapping[str, Any] | None = None, *, durable: bool = False) -> None:
-    """Write a file atomically."""
-    write_bytes(path, encode(tensors, meta), durable=durable)
+def _raw(tensor: Tensor) -> memoryview:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def write_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Write to a neighbour and rename; with `durable` the content is on the disk before the name is."""
+def checksum(tensors: Params, meta: Mapping[str, Any] | None = None) -> int:
+    """CRC of everything in a file: names, types, shapes, contents and meta."""
+    header, names = _header(tensors, meta)
+    crc = zlib.crc32(header)
+    for name in names:
+        crc = zlib.crc32(_raw(tensors[name]), crc)
+    return crc
+
+
+def encode_checked(tensors: Params, meta: Mapping[str, Any] | None = None) -> bytes:
+    """Return the bytes of a file that `read` accepts: with its checksum in the meta."""
+    return encode(tensors, {**(meta or {}), "crc": checksum(tensors, meta)})
+
+
+def write(path: Path, tensors: Params, meta: Mapping[str, Any] | None = None) -> None:
+    """Write a file atomically, with its checksum."""
+    write_bytes(path, encode_checked(tensors, meta))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write to a neighbour and rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    if durable:
-        sync_directory(path.parent)
+        with naming(path):
+            temporary.write_bytes(content)
+            temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file is what a killed process left of `write_bytes`."""
+    return path.name.startswith(".") and path.suffix[1:].isdecimal()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let errors of the operating system name a file: a full disk does not say where it is."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def sync_directory(path: Path) -> None:
@@ -71,21 +112,19 @@ def sync_directory(path: Path) -> None:
 
 
 def read(path: Path) -> tuple[Params, dict[str, Any]]:
-    """Read a file; the tensors are mapped from it, not copied."""
+    """Read and verify a file; the tensors are mapped from it, not copied."""
     try:
         with safe_open(path, "pt") as file:
             meta = json.loads((file.metadata() or {}).get(KEY, "{}"))
-            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if not isinstance(meta, dict):
+            raise ValueError(f"{KEY} holds no table")
+        crc = meta.pop("crc", None)
+        intact = crc == checksum(tensors, meta)
     except FileNotFoundError:
         raise InputError(f"{path} is missing") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
-
-
-def checksum(tensors: Params) -> int:
-    """CRC of names and contents."""
-    crc = 0
-    for name, tensor in sorted(tensors.items()):
-        crc = zlib.crc32(name.encode(), crc)
-        crc = zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data, crc)
-    return crc
+    if not intact:
+        raise InputError(f"{path} is damaged: its content does not match its checksum")
+    return tensors, meta

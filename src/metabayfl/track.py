@@ -16,7 +16,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise InputError("--track needs TensorBoard: pip install 'metabayfl[track]'") from None
-        self.writer = SummaryWriter(str(directory))  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(str(directory))
 
     def __call__(self, event: Event) -> None:
         """Take notice of an event."""
@@ -26,5 +26,5 @@ class TensorBoard:
             for name, summary in metrics.items():
                 for column, value in summary.items():
                     tag = f"{name}/{view}" if column == "value" else f"{name}/{view} {column}"
-                    self.writer.add_scalar(tag, value, event["round"])  # type: ignore[no-untyped-call]
-        self.writer.flush()  # type: ignore[no-untyped-call]
+                    self.writer.add_scalar(tag, value, event["round"])
+        self.writer.flush()

@@ -1,14 +1,29 @@
 """Is an update what it should be? Every engine asks before a server averages it."""
 
 import math
-from collections.abc import Mapping
+import sys
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeGuard, TypeVar
 
 import torch
 
+from metabayfl.tensorfile import encoded_size
 from metabayfl.types import Params, Received
 
 LARGEST_METRICS = 64
+LONGEST_NAME = 64
+LOG_FIELDS = {"event", "round", "client", "fault", "weight", "seconds", "bytes_up", "bytes_down"}
+"""What an engine says about an update in its log; a metric cannot have these names."""
+META_BYTES = 1 << 17
+"""Room for the weight and as many metrics, with names as long, as are allowed."""
+
+Id = TypeVar("Id", bound=Hashable)
+
+
+class BadUpdate(ValueError):
+    """A client's update cannot be sent."""
 
 
 @dataclass(frozen=True)
@@ -20,43 +35,95 @@ class Limits:
     largest_norm: float = 1e6
     """Largest root mean square of a tensor."""
 
+    @property
+    def largest_bytes(self) -> int:
+        """Largest encoded update; a good one is never above."""
+        return encoded_size(self.like) + META_BYTES
+
+
+def find_size_fault(encoded_bytes: int, limits: Limits) -> str:
+    """Return what is wrong with the size of an encoded update; asked before anything is decoded."""
+    large = encoded_bytes > limits.largest_bytes
+    return f"an update of {encoded_bytes} bytes, above {limits.largest_bytes}" if large else ""
+
+
+def find_duplicates(clients: Iterable[Id]) -> list[Id]:
+    """Return the clients that sent more than one update, each of them once, in the order of their first."""
+    return [client for client, count in Counter(clients).items() if count > 1]
+
 
 def find_fault(update: Received, limits: Limits) -> str:
     """Return what is wrong with an update; an empty text if nothing is."""
+    malformed = find_malformed(update, limits.largest_weight)
+    if malformed:
+        return malformed
+    payload = update.payload
+    return _names_fault(payload, limits.like) or _first(_value_fault(n, t, limits) for n, t in payload.items())
+
+
+def find_malformed(update: Received, largest_weight: float = math.inf) -> str:
+    """Return why an update cannot even be sent, whatever the server expects; an empty text if it can."""
     return (
-        _weight_fault(update.weight, limits)
-        or _metrics_fault(update.metrics)
-        or _names_fault(update.payload, limits.like)
-        or next(filter(None, (_tensor_fault(n, t, limits) for n, t in update.payload.items())), "")
+        _weight_fault(update.weight, largest_weight) or _metrics_fault(update.metrics) or _payload_fault(update.payload)
     )
 
 
-def _weight_fault(weight: object, limits: Limits) -> str:
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-        return f"weight {weight!r} is not a finite number"
-    return "" if 0 < weight <= limits.largest_weight else f"weight {weight:g} is not in (0, {limits.largest_weight:g}]"
+def _first(faults: Iterable[str]) -> str:
+    return next(filter(None, faults), "")
+
+
+def _is_finite(value: object) -> TypeGuard[float]:
+    """Whether a value is a plain number: not a bool, not an array, not too large for a float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _weight_fault(weight: object, largest: float) -> str:
+    if not _is_finite(weight):
+        return f"weight {_short(weight)} is not a finite number"
+    return "" if 0 < weight <= largest else f"weight {_short(weight)} is not in (0, {largest:g}]"
 
 
 def _metrics_fault(metrics: object) -> str:
     if not isinstance(metrics, Mapping) or len(metrics) > LARGEST_METRICS:
         return f"metrics are not a mapping of at most {LARGEST_METRICS} numbers"
-    bad = [k for k, v in metrics.items() if not isinstance(k, str) or not isinstance(v, (int, float))]
-    return f"metric {bad[0]!r} is not a number" if bad else ""
+    return _first(_metric_fault(name, value) for name, value in metrics.items())
 
 
-def _names_fault(payload: object, like: Params) -> str:
+def _metric_fault(name: object, value: object) -> str:
+    if not isinstance(name, str) or len(name) > LONGEST_NAME:
+        return f"metric {_short(name)} is not named by a text of at most {LONGEST_NAME} characters"
+    if name in LOG_FIELDS:
+        return f"metric {name!r} has the name of something else in the log"
+    return "" if _is_finite(value) else f"metric {name!r} is {_short(value)}, not a finite number"
+
+
+def _payload_fault(payload: object) -> str:
     if not isinstance(payload, Mapping):
-        return "the payload is not a mapping of tensors"
-    missing, extra = sorted(like.keys() - payload.keys()), sorted(map(str, payload.keys() - like.keys()))
-    if missing or extra:
-        return f"tensors missing: {', '.join(missing) or 'none'}; not expected: {', '.join(extra[:3]) or 'none'}"
-    return ""
+        return f"payload is a {type(payload).__name__}, not a mapping of tensors"
+    return _first(_kind_fault(name, value) for name, value in payload.items())
 
 
-def _tensor_fault(name: str, tensor: object, limits: Limits) -> str:
+def _kind_fault(name: object, value: object) -> str:
+    if not isinstance(name, str):
+        return f"payload has the name {_short(name)}, which is not a text"
+    if not isinstance(value, torch.Tensor):
+        return f"{_short(name)} is a {type(value).__name__}, not a tensor"
+    dense = value.layout is torch.strided and not value.is_nested and not value.is_meta
+    return "" if dense else f"{_short(name)} is not a dense tensor with values"
+
+
+def _names_fault(payload: Params, like: Params) -> str:
+    missing, extra = (_listed(a.keys() - b.keys()) for a, b in ((like, payload), (payload, like)))
+    return f"tensors missing: {missing or 'none'}; not expected: {extra or 'none'}" if missing or extra else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(map(_short, ordered[:3])) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")
+
+
+def _value_fault(name: str, tensor: torch.Tensor, limits: Limits) -> str:
     expected = limits.like[name]
-    if not isinstance(tensor, torch.Tensor):
-        return f"{name} is not a tensor"
     if tensor.dtype != expected.dtype:
         return f"{name} has type {tensor.dtype}, expected {expected.dtype}"
     if tensor.shape != expected.shape:
@@ -64,7 +131,16 @@ def _tensor_fault(name: str, tensor: object, limits: Limits) -> str:
     if not tensor.numel() or not tensor.is_floating_point():
         return ""
     norm = torch.linalg.vector_norm(tensor, dtype=torch.float64).item() / math.sqrt(tensor.numel())
-    if not math.isfinite(norm):
+    if not math.isfinite(norm) and not tensor.isfinite().all():
         return f"{name} has values that are NaN or infinite"
-    large = norm > limits.largest_norm
-    return f"{name} has root mean square {norm:.3g}, above {limits.largest_norm:g}" if large else ""
+    fine = norm <= limits.largest_norm
+    return "" if fine else f"{name} has root mean square {norm:.3g}, above {limits.largest_norm:g}"
+
+
+def _short(value: object) -> str:
+    """Return a value that a stranger sent, in one short line."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # whatever it is, the fault must be told; a whole number may be too long to print
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."

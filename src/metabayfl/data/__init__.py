@@ -7,7 +7,8 @@ import torch
 
 from metabayfl.config import DataOptions, SelectOptions
 from metabayfl.data import corrupt, partition
-from metabayfl.data.federation import ClientData, Federation, batch_sizes, share, split_client
+from metabayfl.data.arrays import batch_sizes
+from metabayfl.data.federation import ClientData, Federation, share, split_client
 from metabayfl.data.sources import Source, load
 from metabayfl.likelihood import Categorical
 from metabayfl.options import InputError

@@ -1,4 +1,4 @@
-"""Clients and their data: train, d_n for selection, local test; checked once, at the door."""
+"""Clients and their data: train, d_n for selection, local test."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from metabayfl.likelihood import Categorical, Gaussian, Likelihood
+from metabayfl.data.arrays import (
+    Arrays,
+    as_inputs,
+    as_pair,
+    batch_sizes,
+    check_alike,
+    check_fraction,
+    likelihood_of,
+    stack_samples,
+    whole,
+)
+from metabayfl.likelihood import Likelihood
 from metabayfl.options import InputError
 from metabayfl.randomness import numpy_generator
 from metabayfl.types import TrainData
-
-Arrays = tuple[Any, Any]
-"""Inputs and labels: numpy arrays, tensors or lists."""
 
 
 @dataclass(frozen=True)
@@ -113,19 +121,26 @@ class Federation:
 
         Of each client `test_fraction` becomes its local test part, and `select_fraction` of the rest its d_n. Without
         a `test` set, the local test parts together are the common one. Whole-number labels mean classes, real ones
-        regression with observations of standard deviation `noise_std`.
+        regression with observations of standard deviation `noise_std`. Whole-number inputs are indices, such as words;
+        bytes (uint8) become numbers from 0 to 1.
         """
-        if not clients:
+        pairs = {
+            f"client {n}": as_pair(item, f"client {n}") for n, item in enumerate(() if clients is None else clients)
+        }
+        if not pairs:
             raise InputError("a federation needs at least one client, got none")
-        pairs = [_pair(x, y, f"client {number}") for number, (x, y) in enumerate(clients)]
-        common = None if test is None else _pair(*test, "test")
-        likelihood = _likelihood(pairs + ([common] if common else []), classes, noise_std)
-        sizes = batch_sizes(batch_size, len(pairs))
-        parts = tuple(
-            split_client(x, y, number, seed, test_fraction, select_fraction, sizes[number])
-            for number, (x, y) in enumerate(pairs)
-        )
+        common = None if test is None else as_pair(test, "test")
+        likelihood = likelihood_of(pairs | ({"test": common} if common else {}), classes, noise_std)
+        key, sizes = whole("seed", seed, 0), batch_sizes(batch_size, len(pairs))
+        check_fraction("test_fraction", test_fraction)
+        check_fraction("select_fraction", select_fraction)
+        parts = [
+            split_client(x, y, number, key, test_fraction, select_fraction, sizes[number])
+            for number, (x, y) in enumerate(pairs.values())
+        ]
         pool = None if unlabelled is None else as_inputs(unlabelled, "unlabelled")
+        if pool is not None:
+            check_alike(pool, "unlabelled", pairs["client 0"][0])
         return cls.from_clients(parts, common, likelihood, pool)
 
     @classmethod
@@ -156,17 +171,14 @@ class Federation:
         cls, clients: Sequence[Dataset[Any]], test: Dataset[Any] | None = None, **options: Any
     ) -> "Federation":
         """Build a federation from one map-style torch Dataset per client; options as `from_arrays`."""
-        arrays = [_stack(dataset, f"client {number}") for number, dataset in enumerate(clients)]
-        return cls.from_arrays(arrays, None if test is None else _stack(test, "test"), **options)
+        arrays = [stack_samples(dataset, f"client {number}") for number, dataset in enumerate(clients)]
+        return cls.from_arrays(arrays, None if test is None else stack_samples(test, "test"), **options)
 
 
 def split_client(
     x: Tensor, y: Tensor, number: int, seed: int, test_fraction: float, select_fraction: float, batch_size: int
 ) -> ClientData:
     """Split one client's samples into training, d_n and test, keyed by seed and client."""
-    for name, value in (("test_fraction", test_fraction), ("select_fraction", select_fraction)):
-        if not 0 <= value < 1:
-            raise InputError(f"{name} = {value!r}: a number from 0 to below 1 is accepted")
     if len(x) < 2 and test_fraction > 0:
         raise InputError(
             f"client {number} has {len(x)} sample; at least 2 are needed, one to train and one to test: "
@@ -181,77 +193,3 @@ def split_client(
 def share(samples: int, fraction: float) -> int:
     """Return a rounded share; any share above zero gets a sample, and at least one stays behind."""
     return min(samples - 1, max(1, round(samples * fraction))) if fraction > 0 else 0
-
-
-def _pair(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
-    inputs = as_inputs(x, who)
-    labels = torch.as_tensor(np.asarray(y) if not isinstance(y, Tensor) else y)
-    if labels.is_floating_point():
-        labels = labels.to(torch.float32)
-        _require_finite(labels, who, "labels")
-    else:
-        labels = labels.to(torch.int64)
-    if len(inputs) == 0:
-        raise InputError(f"{who} is empty; at least 2 samples are needed")
-    if labels.ndim == 0 or len(inputs) != len(labels):
-        raise InputError(f"{who} has {len(inputs)} inputs but labels of shape {tuple(labels.shape)}")
-    return inputs, labels
-
-
-def as_inputs(x: Any, who: str) -> Tensor:
-    """Return whole numbers as indices, bytes as numbers from 0 to 1, everything else as float32."""
-    try:
-        tensor = torch.as_tensor(np.asarray(x) if not isinstance(x, Tensor) else x.detach())
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{who}: the inputs are not an array of numbers ({error})") from None
-    if tensor.dtype == torch.uint8:
-        return tensor.to(torch.float32) / 255
-    if not tensor.is_floating_point():
-        return tensor.to(torch.int64)
-    tensor = tensor.to(torch.float32)
-    _require_finite(tensor, who, "inputs")
-    return tensor
-
-
-def _require_finite(tensor: Tensor, who: str, what: str) -> None:
-    bad = ~tensor.isfinite()
-    if bad.any():
-        first = int(bad.reshape(len(bad), -1).any(1).nonzero()[0])
-        raise InputError(f"{who}: {int(bad.sum())} of the {what} are NaN or infinite, first in sample {first}")
-
-
-def _likelihood(pairs: list[tuple[Tensor, Tensor]], classes: int | None, noise_std: float) -> Likelihood:
-    """Check that clients agree on shapes and kinds of labels, and choose the likelihood."""
-    shapes = {tuple(x.shape[1:]) for x, _ in pairs}
-    if len(shapes) > 1:
-        raise InputError(f"the clients' inputs have different shapes: {', '.join(map(str, sorted(shapes)))}")
-    kinds = {y.is_floating_point() for _, y in pairs}
-    if len(kinds) > 1:
-        raise InputError("some labels are whole numbers (classes), some are real (regression); give all the same kind")
-    if kinds == {True}:
-        return Gaussian(noise_std)
-    low, high = min(int(y.min()) for _, y in pairs), max(int(y.max()) for _, y in pairs)
-    if any(y.ndim != 1 for _, y in pairs):
-        raise InputError("class labels must be one number per sample")
-    count = high + 1 if classes is None else classes
-    if low < 0 or high >= count:
-        raise InputError(f"labels run from {low} to {high}; 0 to {count - 1} is accepted with {count} classes")
-    if count < 2:
-        raise InputError("all labels are 0: classification needs at least 2 classes (pass classes=)")
-    return Categorical(count)
-
-
-def batch_sizes(batch_size: int | Sequence[int], clients: int) -> list[int]:
-    """Return the mini-batch size of each client."""
-    sizes = [batch_size] * clients if isinstance(batch_size, int) else list(batch_size)
-    if len(sizes) != clients or any(size < 1 for size in sizes):
-        raise InputError(f"batch_size = {batch_size!r}: one number from 1, or one for each of the {clients} clients")
-    return sizes
-
-
-def _stack(dataset: Dataset[Any], who: str) -> Arrays:
-    length = len(dataset) if hasattr(dataset, "__len__") else 0
-    if not length:
-        raise InputError(f"{who} is an empty dataset or has no length; a map-style torch Dataset is accepted")
-    items = [dataset[index] for index in range(length)]
-    return torch.stack([torch.as_tensor(x) for x, _ in items]), torch.stack([torch.as_tensor(y) for _, y in items])

@@ -8,9 +8,11 @@ import torch
 
 from metabayfl import tensorfile
 from metabayfl.engine.plan import Job
+from metabayfl.options import InputError
 from metabayfl.randomness import keyed_globals, numpy_generator
-from metabayfl.store import Checkpoint, RunDirectory
+from metabayfl.store import Checkpoint, RunDirectory, encode_client
 from metabayfl.types import Context, Params, TrainData
+from metabayfl.validate import BadUpdate, find_malformed
 
 Metrics = dict[str, float]
 
@@ -47,15 +49,25 @@ class Desk:
         checkpoint = self._load(round_)
         down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
         cost: Metrics = {"bytes_down": tensorfile.encoded_size(down)}
+        try:
+            record = self._train(down, state, ctx, cost)
+        except Exception as error:  # a stranger's model may raise anything; the round can go on without this client
+            return Receipt(client, cost, describe(error))
+        self.directory.write_client(client, round_ + 1, record)
+        return Receipt(client, cost)
+
+    def _train(self, down: Params, state: Params, ctx: Context, cost: Metrics) -> bytes:
+        """Let the method fit; returns the client's record, and notes the seconds among the costs."""
         started = time.perf_counter()
         try:
             with keyed(ctx, "fit"):
-                fit = self.job.method.fit(down, state, self._data(client), ctx)
-        except Exception as error:  # a stranger's model may raise anything; the round can go on without this client
-            return Receipt(client, cost | {"seconds": time.perf_counter() - started}, describe(error))
-        cost["seconds"] = time.perf_counter() - started
-        self.directory.write_client(client, round_ + 1, fit, cost, self.job.plan.keep_personal)
-        return Receipt(client, cost)
+                fit = self.job.method.fit(down, state, self._data(ctx.client or 0), ctx)
+        finally:
+            cost["seconds"] = time.perf_counter() - started
+        fault = find_malformed(fit.update)
+        if fault:
+            raise BadUpdate(fault)
+        return encode_client(fit, cost, self.job.plan.keep_personal)
 
     def score_client(self, client: int, round_: int) -> LocalScores | None:
         """Judge the global and the personal model on a client's test part after `round_` rounds."""
@@ -95,13 +107,17 @@ class Desk:
     def _load(self, round_: int) -> Checkpoint:
         """Return the state after `round_` rounds, published or staged."""
         if self._checkpoint is None or self._checkpoint.round != round_:
-            found = [self.directory.checkpoint(staged=staged) for staged in (False, True)]
-            self._checkpoint = next(c for c in found if c is not None and c.round == round_)
+            candidates = (self.directory.checkpoint(staged=staged) for staged in (False, True))
+            self._checkpoint = next((c for c in candidates if c is not None and c.round == round_), None)
+        if self._checkpoint is None:
+            raise InputError(f"{self.directory.path} has no state after round {round_}")
         return self._checkpoint
 
     def _broadcast(self, checkpoint: Checkpoint, ctx: Context) -> Params:
+        """Return what a client receives: copies, so that what it does to them does not reach the next client."""
         with keyed(ctx, "broadcast"):
-            return self.job.method.broadcast(checkpoint.server, ctx)
+            down = self.job.method.broadcast(checkpoint.server, ctx)
+        return {name: tensor.clone() for name, tensor in down.items()}
 
     def _state(self, checkpoint: Checkpoint, ctx: Context) -> Params:
         latest = self._latest(checkpoint, ctx)

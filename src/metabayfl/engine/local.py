@@ -12,10 +12,12 @@ from metabayfl.engine.client import Desk, LocalScores, Receipt, keyed
 from metabayfl.engine.plan import Job
 from metabayfl.engine.workers import InProcess, Pool, make_workers
 from metabayfl.metrics import summarise
+from metabayfl.options import InputError
 from metabayfl.store import Checkpoint, ClientRecord, Event, RunDirectory
 from metabayfl.validate import Limits, find_fault
 
 Observer = Callable[[Event], None]
+LISTED_FAULTS = 5
 BETTER_WHEN_HIGHER = ("accuracy", "coverage_95")
 
 
@@ -74,6 +76,8 @@ class Loop:
             self._export(checkpoint)
 
     def _begin(self) -> Checkpoint:
+        if any(self.directory.events()):
+            raise InputError(f"{self.directory.path} has lost its checkpoint: put it back, or start in a new directory")
         ctx = self.job.context(0)
         with keyed(ctx, "init_server"):
             server = self.job.method.init_server(ctx)
@@ -95,7 +99,9 @@ class Loop:
         after = Checkpoint(number, self._aggregate(before, good), latest)
         self.directory.stage(after)
         trained = time.perf_counter()
-        events.append({"event": "round", "round": number, "updates": len(good), "metrics": self._judge(number)})
+        metrics = self._judge(number)
+        events += self._deaths(number)
+        events.append({"event": "round", "round": number, "updates": len(good), "metrics": metrics})
         events[-1] |= {"train_seconds": trained - started, "eval_seconds": time.perf_counter() - trained}
         self.directory.publish(events)
         self.directory.forget_clients(after)
@@ -117,7 +123,7 @@ class Loop:
     def _is_spooled(self, client: int, round_: int) -> bool:
         """Whether an interrupted run has left a whole record of this round."""
         try:
-            self.directory.read_client(client, round_, verify=True)
+            self.directory.read_client(client, round_)
         except ValueError:
             return False
         return True
@@ -160,12 +166,23 @@ class Loop:
         if self.job.plan.keep_personal:
             took_part = checkpoint.latest.nonzero().flatten().tolist()
             list(self._call("export_personal", took_part, checkpoint.round))
+        for event in self._deaths(checkpoint.round):
+            self.observe(event)
+        self.directory.forget_clients(checkpoint)
+        self.directory.tidy()
         shared = checkpoint.server if model is None else model
         self.directory.write_model("model", shared, self.job.task)
 
+    def _deaths(self, round_: int) -> list[Event]:
+        """Return an event for each worker that has died since the last call; what it did was done again."""
+        deaths, self.workers.deaths = self.workers.deaths, []
+        return [{"event": "worker", "round": round_, "client": who, "fault": fault} for who, fault in deaths]
+
     def _explain_shortage(self, events: list[Event], round_: int, good: int) -> str:
-        faults = "; ".join(f"client {event['client']}: {event['fault']}" for event in events if event["fault"])
-        return f"round {round_} has {good} good updates, {self.job.plan.min_updates} are needed ({faults})"
+        faults = [f"client {event['client']}: {event['fault']}" for event in events if event["fault"]]
+        more = [f"{len(faults) - LISTED_FAULTS} more"] if len(faults) > LISTED_FAULTS else []
+        why = "; ".join(faults[:LISTED_FAULTS] + more)
+        return f"round {round_} has {good} good updates, {self.job.plan.min_updates} are needed ({why})"
 
 
 def summary(metrics: list[dict[str, float]], scores: list[LocalScores]) -> dict[str, dict[str, float]]:

@@ -1,12 +1,17 @@
 """What an engine is to carry out, and the decisions that depend on nothing but its seed."""
 
+import io
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from metabayfl.config import Plan
 from metabayfl.data.federation import Federation
 from metabayfl.methods.base import Method
 from metabayfl.randomness import numpy_generator
+from metabayfl.result import make_task
 from metabayfl.task import Task
 from metabayfl.types import Context
 
@@ -19,6 +24,12 @@ class Job:
     task: Task
     federation: Federation
     plan: Plan
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as a plain module: a task, whose parameters are views, must be laid out anew in another process."""
+        model, content = self.task.initial(), io.BytesIO()
+        torch.save(self.task.export(model["mu"], model.get("buffers")), content)
+        return rebuild, (self.method, content.getvalue(), self.federation, self.plan)
 
     @property
     def held_out(self) -> bool:
@@ -64,3 +75,9 @@ class Job:
         jitter = math.exp(0.1 * numpy_generator(self.plan.seed, client, round_, "speed").standard_normal())
         steps = -(-self.train_sizes[client] // int(self.federation.batch_sizes[client])) * self.method.epochs
         return steps * deadline.step_seconds * slowness * jitter > deadline.seconds
+
+
+def rebuild(method: Method, content: bytes, federation: Federation, plan: Plan) -> Job:
+    """Undo `Job.__reduce__`, in a worker that this program has started."""
+    module = torch.load(io.BytesIO(content), weights_only=False)
+    return Job(method, make_task(module, federation.likelihood, method), federation, plan)

@@ -20,7 +20,9 @@ from metabayfl.engine.client import Desk, describe
 from metabayfl.options import InputError
 
 Call = tuple[str, tuple[int, ...]]
-"""A method of the desk and its arguments."""
+"""A method of the desk and its arguments: client and round, or a round alone."""
+Death = tuple[int | None, str]
+"""The client whose call a worker died in, and how."""
 
 
 class WorkerError(RuntimeError):
@@ -29,6 +31,9 @@ class WorkerError(RuntimeError):
 
 class Workers(Protocol):
     """Carries out calls in any order and gives the answers as they come."""
+
+    deaths: list[Death]
+    """Workers that died and whose call was done again."""
 
     def run(self, calls: Sequence[Call]) -> Iterator[Any]:
         """Carry out calls."""
@@ -44,6 +49,7 @@ class InProcess:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
+        self.deaths: list[Death] = []
 
     def run(self, calls: Sequence[Call]) -> Iterator[Any]:
         """Carry out calls in order."""
@@ -74,10 +80,14 @@ class Pool:
     def __init__(self, desk: Desk, count: int, start_method: str | None = None) -> None:
         self.desk = desk
         self.context = mp.get_context(start_method or ("fork" if sys.platform == "linux" else "spawn"))
-        self.deaths: list[str] = []
+        self.deaths: list[Death] = []
         self.workers: list[Worker] = []
-        for _ in range(count):
-            self.workers.append(self._start())
+        try:
+            for _ in range(count):
+                self.workers.append(self._start())
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, calls: Sequence[Call]) -> Iterator[Any]:
         """Carry out calls; answers come as they are ready."""
@@ -94,8 +104,8 @@ class Pool:
                     continue
                 worker.call = None
                 answer, failure = message
-                if failure:
-                    raise WorkerError(failure)
+                if failure is not None:
+                    raise failure
                 yield answer
 
     def close(self) -> None:
@@ -120,34 +130,52 @@ class Pool:
         process = self.context.Process(  # type: ignore[attr-defined]
             target=serve, args=(self.desk, theirs, os.getpid()), daemon=True
         )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a worker never sees Ctrl-C
         try:
             process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InputError(
                 f"the model or data cannot be sent to a worker process ({describe(error)}): use --workers 1"
             ) from None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         return Worker(process, ours)
 
     def _replace(self, worker: Worker, tried: dict[Call, int]) -> None:
         """Put a new process in the place of a dead one and let it try the call again, once."""
-        call = worker.call or ("nothing", (-1,))
+        call = worker.call or ("nothing", ())
         worker.process.join()
-        code = worker.process.exitcode or 0
-        reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        worker.connection.close()
+        death = f"worker {worker.process.pid} died ({_reason(worker.process.exitcode or 0)}) during {_title(call)}"
         tried[call] = tried.get(call, 0) + 1
-        self.deaths.append(f"worker {worker.process.pid} died ({reason}) during {call[0]} of client {call[1][0]}")
         if tried[call] > 1:
-            raise WorkerError(f"{self.deaths[-1]}, for the second time")
+            hint = "" if self.context.get_start_method() == "fork" else "; --workers 1 works without worker processes"
+            raise WorkerError(f"{death}, for the second time{hint}")
+        self.deaths.append((_client(call), f"{death}; done again"))
         fresh = self._start()
         worker.process, worker.connection = fresh.process, fresh.connection
         self._send(worker, call)
 
 
-def _receive(worker: Worker) -> tuple[Any, str] | None:
+def _client(call: Call) -> int | None:
+    return call[1][0] if len(call[1]) > 1 else None
+
+
+def _title(call: Call) -> str:
+    client = _client(call)
+    return call[0] if client is None else f"{call[0]} of client {client}"
+
+
+def _reason(exit_code: int) -> str:
+    named = -exit_code in {*signal.Signals}
+    return signal.Signals(-exit_code).name if named else f"exit code {exit_code}"
+
+
+def _receive(worker: Worker) -> tuple[Any, Exception | None] | None:
     """Return an answer and a failure; None if the worker is dead."""
     try:
-        message: tuple[Any, str] = worker.connection.recv()
+        message: tuple[Any, Exception | None] = worker.connection.recv()
     except (EOFError, OSError):
         return None
     return message
@@ -160,12 +188,19 @@ def serve(desk: Desk, connection: Connection, parent: int) -> None:
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):
         while True:
-            name, arguments = connection.recv()
-            try:
-                answer, failure = getattr(desk, name)(*arguments), ""
-            except Exception as error:  # whatever it is, the parent decides
-                answer, failure = None, f"{name} of client {arguments[0]}: {describe(error)}"
-            connection.send((answer, failure))
+            call: Call = connection.recv()
+            connection.send(_answer(desk, call))
+
+
+def _answer(desk: Desk, call: Call) -> tuple[Any, Exception | None]:
+    """Carry out a call; whatever goes wrong, the parent decides."""
+    name, arguments = call
+    try:
+        return getattr(desk, name)(*arguments), None
+    except InputError as error:
+        return None, InputError(str(error))
+    except Exception as error:
+        return None, WorkerError(f"{_title(call)}: {describe(error)}")
 
 
 def die_with_parent(parent: int) -> None:

@@ -1,0 +1,114 @@
+"""What a comparison says: mean and spread over seeds, paired differences; as table, JSON and CSV. No torch here."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from metabayfl.statistics import Difference, Spread, paired_difference, spread
+
+Row = dict[str, Any]
+HEADLINES = {
+    "G/G accuracy": "G/G acc",
+    "P/L accuracy": "P/L acc",
+    "G/G nll": "G/G NLL",
+    "G/G ece": "G/G ECE",
+    "G/G rmse": "G/G RMSE",
+    "P/L rmse": "P/L RMSE",
+    "bytes_up": "MB up",
+    "bytes_down": "MB down",
+    "train_seconds": "train s",
+    "eval_seconds": "eval s",
+}
+IDENTITY = ("method", "seed", "run")
+
+
+def summarise(rows: Sequence[Row], reference: str | None = None) -> dict[str, Any]:
+    """Mean and spread of every number by method, and its paired difference to the reference (the first method)."""
+    by_method: dict[str, list[Row]] = {}
+    for row in rows:
+        by_method.setdefault(row["method"], []).append(row)
+    base = reference or next(iter(by_method))
+    return {
+        "reference": base,
+        "methods": {
+            method: {name: _entry(name, own, by_method[base] if method != base else None) for name in _numbers(own)}
+            for method, own in by_method.items()
+        },
+        "runs": list(rows),
+    }
+
+
+def _entry(name: str, rows: list[Row], base: list[Row] | None) -> dict[str, Any]:
+    ours = {row["seed"]: row[name] for row in rows if name in row}
+    entry: dict[str, Any] = spread(list(ours.values()))._asdict()
+    if base is not None:
+        difference = paired_difference(ours, {row["seed"]: row[name] for row in base if name in row})
+        entry["difference"] = None if difference is None else difference._asdict()
+    return entry
+
+
+def _numbers(rows: list[Row]) -> list[str]:
+    return [name for name in rows[0] if name not in IDENTITY]
+
+
+def table(summary: dict[str, Any]) -> Table:
+    """Mean ± standard deviation over seeds of the headline numbers."""
+    seeds = sorted({row["seed"] for row in summary["runs"]})
+    result = Table(title=f"mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))})")
+    shown = _shown(summary)
+    result.add_column("method")
+    for name in shown:
+        result.add_column(HEADLINES[name], justify="right")
+    for method, entries in summary["methods"].items():
+        result.add_row(method, *(_spread_cell(name, entries.get(name)) for name in shown))
+    return result
+
+
+def difference_table(summary: dict[str, Any]) -> Table:
+    """Paired differences to the reference with 95 % bootstrap intervals over seeds."""
+    result = Table(
+        title=f"difference to {summary['reference']}, paired by seed, 95 % bootstrap interval (* leaves out 0)"
+    )
+    shown = [name for name in _shown(summary) if "/" in name]
+    result.add_column("method")
+    for name in shown:
+        result.add_column(HEADLINES[name], justify="right")
+    for method, entries in summary["methods"].items():
+        if method != summary["reference"]:
+            result.add_row(method, *(_difference_cell(entries.get(name)) for name in shown))
+    return result
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """One line per run."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _shown(summary: dict[str, Any]) -> list[str]:
+    known = {name for entries in summary["methods"].values() for name in entries}
+    return [name for name in HEADLINES if name in known]
+
+
+def _spread_cell(name: str, entry: dict[str, Any] | None) -> str:
+    if entry is None:
+        return ""
+    mean, std, _ = Spread(entry["mean"], entry["std"], entry["count"])
+    scale, digits = (1e-6, 2) if name.startswith("bytes") else (1.0, 1 if name.endswith("seconds") else 4)
+    text = f"{mean * scale:.{digits}f}"
+    return text if std is None else f"{text} ± {std * scale:.{digits}f}"
+
+
+def _difference_cell(entry: dict[str, Any] | None) -> str:
+    if not entry or not entry.get("difference"):
+        return ""
+    found = Difference(**entry["difference"])
+    star = "*" if found.leaves_out_zero else ""
+    return f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]{star}"
