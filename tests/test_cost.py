@@ -15,11 +15,12 @@ from metabayfl import Federation, methods, models
 from metabayfl.api import federate
 from metabayfl.cli import main
 from metabayfl.config import Plan
-from metabayfl.cost import Device, Link, LiveBytes, MethodCost, Probe, countable, estimate_job, parse_link, read_device
-from metabayfl.ledger import summarise_costs as summarise
+from metabayfl.cost import Device, Link, MethodCost, estimate_job, parse_link, read_device
 from metabayfl.engine.plan import Job
+from metabayfl.ledger import summarise_costs as summarise
 from metabayfl.methods import BayFL, FedAvg, Method
 from metabayfl.options import InputError
+from metabayfl.probe import LiveBytes, Probe, countable
 from metabayfl.result import make_task
 from metabayfl.types import Context, Fit, Params, TrainData, Update
 

@@ -242,8 +242,10 @@ class TestAverage:
         assert (sigma_of(average(updates, "rho")["rho"]) <= spreads[1] * (1 + 1e-9)).all()
 
     def test_mixture_does_not_cancel(self) -> None:
-        updates = [client([1234567.0], [1e-3], weight, torch.float32) for weight in (1.0, 2.0, 3.0, 7.0)]
-        assert sigma_of(average(updates, "mixture")["rho"]).item() == pytest.approx(1e-3, rel=2e-6)
+        """Squares of the means are 1e12 times the variance; even in float64 their difference would be lost."""
+        updates = [client([1234567.0 + n / 8], [1e-3], 1.0, torch.float32) for n in (0, 1)]
+        expected = math.sqrt(1e-6 + (1 / 16) ** 2)
+        assert sigma_of(average(updates, "mixture")["rho"]).item() == pytest.approx(expected, rel=2e-6)
 
     @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "rho"])
     @pytest.mark.parametrize("rho", [-14.0, -100.0, -1000.0])

@@ -120,4 +120,5 @@ def _row(cell: Cell, events: list[Event]) -> Row:
         for name, summary in metrics.items():
             for column, value in summary.items():
                 row[f"{view} {name}" if column in ("value", "weighted") else f"{view} {name} {column}"] = value
-    return row | summarise_costs(events)["total"]
+    total: Row = summarise_costs(events)["total"]
+    return row | total

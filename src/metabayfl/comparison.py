@@ -69,9 +69,8 @@ def table(summary: dict[str, Any]) -> Table:
 
 def difference_table(summary: dict[str, Any]) -> Table:
     """Paired differences to the reference with 95 % bootstrap intervals over seeds."""
-    result = Table(
-        title=f"difference to {summary['reference']}, paired by seed, 95 % bootstrap interval (* leaves out 0)"
-    )
+    title = f"difference to {summary['reference']}, paired by seed, 95 % bootstrap interval (* leaves out 0)"
+    result = Table(title=title)
     shown = [name for name in _shown(summary) if "/" in name]
     result.add_column("method")
     for name in shown:
@@ -100,7 +99,7 @@ def _shown(summary: dict[str, Any]) -> list[str]:
 def _spread_cell(name: str, entry: dict[str, Any] | None) -> str:
     if entry is None:
         return ""
-    mean, std, _ = Spread(entry["mean"], entry["std"], entry["count"])
+    mean, std, _ = Spread(entry["mean"], entry["std"], entry["seeds"])
     scale, digits = (1e-6, 2) if name.startswith("bytes") else (1.0, 1 if name.endswith("seconds") else 4)
     text = f"{mean * scale:.{digits}f}"
     return text if std is None else f"{text} ± {std * scale:.{digits}f}"

@@ -60,12 +60,8 @@ class Experiment:
 
     def rehearse(self) -> list[Event]:
         """Carry out the first round in a place that is thrown away; returns its events."""
-        job = Job(
-            self.method,
-            make_task(self.model, self.federation.likelihood, self.method),
-            self.federation,
-            self.config.plan(),
-        )
+        task = make_task(self.model, self.federation.likelihood, self.method)
+        job = Job(self.method, task, self.federation, self.config.plan())
         with tempfile.TemporaryDirectory(prefix="metabayfl-rehearsal-") as scratch:
             directory = RunDirectory(Path(scratch))
             directory.create({}, {}, {})
