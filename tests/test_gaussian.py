@@ -243,8 +243,8 @@ class TestAverage:
 
     def test_mixture_does_not_cancel(self) -> None:
         """Squares of the means are 1e12 times the variance; even in float64 their difference would be lost."""
-        updates = [client([1234567.0 + n / 8], [1e-3], 1.0, torch.float32) for n in (0, 1)]
-        expected = math.sqrt(1e-6 + (1 / 16) ** 2)
+        updates = [client([1234567.0 + n / 8], [1e-3], 1.0 + n, torch.float32) for n in (0, 1)]
+        expected = math.sqrt(1e-6 + 1 / 3 * 2 / 3 * (1 / 8) ** 2)
         assert sigma_of(average(updates, "mixture")["rho"]).item() == pytest.approx(expected, rel=2e-6)
 
     @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "rho"])

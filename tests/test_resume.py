@@ -151,18 +151,14 @@ class TestResume:
     def test_without_a_checkpoint_it_starts_at_the_beginning(self, tmp_path: Path, quiet: None) -> None:
         config, run, whole = configured(tmp_path, 2), tmp_path / "run", tmp_path / "whole"
         assert main(["run", str(config), "--out", str(whole), "--workers", "1"]) == 0
-        for keep in (
-            ["config.toml", "lock"],
-            ["config.toml", "env.json", "lock"],
-            ["config.toml", "env.json", "run.json", "lock"],
-        ):
-            run.mkdir()
-            for name in keep:
+        for count in range(1, 4):
+            (run / "clients").mkdir(parents=True)
+            for name in ["lock", "config.toml", "env.json", "run.json"][: count + 1]:
                 (run / name).write_bytes((whole / name).read_bytes())
             (run / ".run.json.4711").write_text("{")
             assert main(["resume", str(run), "--workers", "1"]) == 0
             assert bits(run) == bits(whole)
-            run.rename(tmp_path / f"done-{len(keep)}")
+            run.rename(tmp_path / f"done-{count}")
 
     def test_a_finished_run_says_so(self, tmp_path: Path, quiet: None, capsys: pytest.CaptureFixture[str]) -> None:
         run = tmp_path / "run"

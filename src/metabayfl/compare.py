@@ -52,7 +52,7 @@ def make_grid(config: CompareConfig, labels: Sequence[str], seeds: Sequence[int]
         create(section)
         for seed in seeds:
             run = config.with_method(section, seed)
-            name = f"{label}-{seed}-{config_hash(run)}-{source_hash(section['name'])}"
+            name = f"{label}-{seed}-{config_hash(run)}-{source_hash(run)}"
             cells.append(Cell(label, run, out / "runs" / name))
     if not cells:
         raise InputError(

@@ -4,6 +4,7 @@ import ast
 import hashlib
 import json
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from metabayfl.config import RunConfig
@@ -19,11 +20,16 @@ def config_hash(config: RunConfig) -> str:
     return _digest(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode())
 
 
-def source_hash(method: str) -> str:
-    """Hash the source files that a run of this method imports; other methods' files are not among them."""
-    behind = [cls.__module__ for cls in find(method).__mro__ if cls.__module__.startswith(METHODS)]
-    names = sorted(set().union(*(imported_by(name) for name in (START, *behind))))
-    return _digest(b"".join(_path(name).read_bytes() for name in names if _path(name)))
+def source_hash(config: RunConfig) -> str:
+    """Hash the source files behind a run: of this package without other methods, of a method or model from outside."""
+    behind = [cls.__module__ for cls in find(config.method["name"]).__mro__]
+    ours = [name for name in behind if name.startswith("metabayfl.")]
+    names = set().union(*(imported_by(name) for name in (START, *ours))) - {METHODS}
+    outside = {name for name in behind if name.partition(".")[0] not in ("metabayfl", "pydantic", "builtins")}
+    if ":" in config.model.name:
+        outside.add(config.model.name.partition(":")[0])
+    paths = [_path(name) for name in sorted(names)] + [path for name in sorted(outside) if (path := _outside(name))]
+    return _digest(b"".join(path.read_bytes() for path in paths))
 
 
 @cache
@@ -55,6 +61,11 @@ def _imports(module: str) -> list[str]:
 def _path(module: str) -> Path:
     base = ROOT.joinpath(*module.split(".")[1:])
     return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+
+
+def _outside(module: str) -> Path | None:
+    found = find_spec(module)
+    return Path(found.origin) if found and found.origin and found.has_location else None
 
 
 def _exists(module: str) -> bool:
