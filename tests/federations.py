@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from metabayfl.api import run_job
+from metabayfl.cli import main
 from metabayfl.config import Plan
 from metabayfl.data.federation import Federation
 from metabayfl.engine import local
-from metabayfl.engine.plan import Job
+from metabayfl.engine.plan import Job, make_job
 from metabayfl.methods import BayFL, FedAvg, Method
-from metabayfl.result import make_task
 from metabayfl.store import Event, RunDirectory
 from metabayfl.types import Context, Fit, Params, TrainData
 
@@ -48,7 +48,7 @@ def plan(**options: Any) -> Plan:
 
 def job(method: Method | None = None, module: nn.Module | None = None, clients: int = 3, **options: Any) -> Job:
     data, chosen = federation(clients), method or BayFL(epochs=1)
-    return Job(chosen, make_task(module or network(), data.likelihood, chosen), data, plan(**options))
+    return make_job(chosen, module or network(), data, plan(**options))
 
 
 def train(path: Path, method: Method | None = None, module: nn.Module | None = None, **options: Any) -> list[Event]:
@@ -100,6 +100,43 @@ def one_line(error: BaseException | str) -> str:
     assert text.strip(), "an empty message"
     assert len(text.splitlines()) == 1, text
     return text
+
+
+CONFIG = """
+rounds = {rounds}
+[method]
+name = "bayfl"
+epochs = 1
+[data]
+clients = 3
+fraction = 0.1
+[model]
+hidden = [4]
+[eval]
+every = {rounds}
+samples = 2
+"""
+
+
+def configured(where: Path, rounds: int) -> Path:
+    """A config for the command line, of the smallest of runs."""
+    path = where / "config.toml"
+    path.write_text(CONFIG.format(rounds=rounds))
+    return path
+
+
+def command(arguments: list[str]) -> int:
+    """Run the command line here; what it changes in this process, the import path, is put back."""
+    path = sys.path.copy()
+    try:
+        return main(arguments)
+    finally:
+        sys.path[:] = path
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """All files under a path, by name."""
+    return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file() and file.name != "lock"}
 
 
 class Failing(FedAvg):

@@ -16,12 +16,11 @@ from metabayfl.api import federate
 from metabayfl.cli import main
 from metabayfl.config import Plan
 from metabayfl.cost import Device, Link, MethodCost, estimate_job, parse_link, read_device
-from metabayfl.engine.plan import Job
+from metabayfl.engine.plan import Job, make_job
 from metabayfl.ledger import summarise_costs as summarise
 from metabayfl.methods import BayFL, FedAvg, Method
 from metabayfl.options import InputError
 from metabayfl.probe import LiveBytes, Probe, countable
-from metabayfl.result import make_task
 from metabayfl.types import Context, Fit, Params, TrainData, Update
 
 INPUTS, HIDDEN, CLASSES = 6, 16, 3
@@ -55,7 +54,7 @@ def federation(batch_size: int = 8) -> Federation:
 
 def job(method: Method, batch_size: int = 8, **plan: Any) -> Job:
     fed = federation(batch_size)
-    return Job(method, make_task(network(), fed.likelihood, method), fed, Plan(**plan))
+    return make_job(method, network(), fed, Plan(**plan))
 
 
 def cost(method: Method, batch_size: int = 8, **plan: Any) -> MethodCost:

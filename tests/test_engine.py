@@ -1,6 +1,8 @@
 """The loop: the same bits whoever does the work and in whatever order; who takes part; what a round needs."""
 
+import os
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +234,20 @@ class TestWorkers:
             with pytest.raises(InputError, match=r"cannot be sent to a worker process .*: use --workers 1$") as caught:
                 Pool(desk, 2, start_method="spawn")
             one_line(caught.value)
+
+    def test_workers_do_not_hear_an_interrupt(self, tmp_path: Path) -> None:
+        """Ctrl-C reaches the whole group; the main process decides what happens."""
+        pool = Pool(Desk(job(), RunDirectory(tmp_path)), 2)
+        try:
+            for worker in pool.workers:
+                assert worker.process.pid is not None
+                os.kill(worker.process.pid, signal.SIGINT)
+            with pytest.raises(InputError, match="has no state after round 0"):
+                list(pool.run([("fit", (0, 0))]))
+            assert pool.deaths == []
+            assert all(worker.process.is_alive() for worker in pool.workers)
+        finally:
+            pool.close()
 
     def test_answers_come_for_every_call(self, tmp_path: Path) -> None:
         class Echo(Desk):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from federations import bits, network, train
 from metabayfl.likelihood import Categorical
 from metabayfl.methods import FedAvg
+from metabayfl.methods.base import make_task
 from metabayfl.randomness import keyed_globals, numpy_generator, seed_of, torch_generator
-from metabayfl.result import make_task
 from metabayfl.types import Context
 
 KNOWN_SEED = 1781240116591949284
@@ -67,7 +67,7 @@ class TestKeys:
 
 class TestContext:
     def context(self, **where: int | None) -> Context:
-        return Context(make_task(network(), Categorical(3), FedAvg()), **where)  # type: ignore[arg-type]
+        return Context(make_task(FedAvg(), network(), Categorical(3)), **where)  # type: ignore[arg-type]
 
     def test_rng_depends_on_seed_round_client_and_purpose(self) -> None:
         base: dict[str, int | None] = {"seed": 1, "round": 2, "client": 3}

@@ -15,25 +15,23 @@ from typing import Any
 import pytest
 
 import metabayfl
-from federations import Tripwire, bits, federate, in_child, killed_after, leftovers, log, one_line, train
-from metabayfl.cli import main
+from federations import (
+    Tripwire,
+    bits,
+    command,
+    configured,
+    contents,
+    federate,
+    in_child,
+    killed_after,
+    leftovers,
+    log,
+    one_line,
+    train,
+)
 from metabayfl.options import InputError
 from metabayfl.store import CURRENT, EVENTS, RunDirectory
 
-CONFIG = """
-rounds = {rounds}
-[method]
-name = "bayfl"
-epochs = 1
-[data]
-clients = 3
-fraction = 0.1
-[model]
-hidden = [4]
-[eval]
-every = {rounds}
-samples = 2
-"""
 SMALL: dict[str, Any] = {"rounds": 2, "clients": 2, "eval": {"every": 2, "samples": 1}}
 SLICES = 8
 
@@ -115,57 +113,57 @@ class TestInterrupt:
     def test_ctrl_c_on_the_command_line(self, tmp_path: Path) -> None:
         """The whole group gets the signal, as in a terminal; the run is too long to end by itself."""
         run = tmp_path / "run"
-        command = launch(tmp_path, ["run", str(configured(tmp_path, 10**6)), "--out", str(run), "--workers", "2"])
+        process = launch(tmp_path, ["run", str(configured(tmp_path, 10**6)), "--out", str(run), "--workers", "2"])
         try:
-            wait_for(lambda: (run / EVENTS).exists() and b'"round"' in (run / EVENTS).read_bytes(), command)
-            os.killpg(command.pid, signal.SIGINT)
-            _, errors = command.communicate(timeout=60)
+            wait_for(lambda: (run / EVENTS).exists() and b'"round"' in (run / EVENTS).read_bytes(), process)
+            os.killpg(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
         finally:
-            end(command)
-        assert command.returncode == 130
+            end(process)
+        assert process.returncode == 130
         assert one_line(errors.strip()) == f"metabayfl: interrupted; go on with: metabayfl resume {run}"
         with pytest.raises(ProcessLookupError):
-            os.killpg(command.pid, 0)
+            os.killpg(process.pid, 0)
         found = RunDirectory(run).checkpoint()
         assert found is not None
         assert found.round > 0
 
     @pytest.mark.slow
-    def test_kill_on_the_command_line(self, tmp_path: Path, quiet: None) -> None:
+    def test_kill_on_the_command_line(self, tmp_path: Path) -> None:
         """No worker outlives a killed main process, and `metabayfl resume` ends with the bits of a run left alone."""
-        config, run, whole = configured(tmp_path, 60), tmp_path / "run", tmp_path / "whole"
-        command = launch(tmp_path, ["run", str(config), "--out", str(run), "--workers", "2"])
+        config, run, whole = configured(tmp_path, 12), tmp_path / "run", tmp_path / "whole"
+        process = launch(tmp_path, ["run", str(config), "--out", str(run), "--workers", "2"])
         try:
-            wait_for((run / CURRENT).exists, command)
-            os.kill(command.pid, signal.SIGKILL)
-            command.communicate(timeout=60)
-            wait_for(lambda: not alive(command.pid), None)
+            wait_for((run / CURRENT).exists, process)
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate(timeout=60)
+            wait_for(lambda: not alive(process.pid), None)
         finally:
-            end(command)
-        assert main(["resume", str(run), "--workers", "2"]) == 0
-        assert main(["run", str(config), "--out", str(whole), "--workers", "1"]) == 0
+            end(process)
+        assert command(["resume", str(run), "--workers", "2"]) == 0
+        assert command(["run", str(config), "--out", str(whole), "--workers", "1"]) == 0
         assert bits(run) == bits(whole)
 
 
 class TestResume:
-    def test_without_a_checkpoint_it_starts_at_the_beginning(self, tmp_path: Path, quiet: None) -> None:
+    def test_without_a_checkpoint_it_starts_at_the_beginning(self, tmp_path: Path) -> None:
         config, run, whole = configured(tmp_path, 2), tmp_path / "run", tmp_path / "whole"
-        assert main(["run", str(config), "--out", str(whole), "--workers", "1"]) == 0
+        assert command(["run", str(config), "--out", str(whole), "--workers", "1"]) == 0
         for count in range(1, 4):
             (run / "clients").mkdir(parents=True)
             for name in ["lock", "config.toml", "env.json", "run.json"][: count + 1]:
                 (run / name).write_bytes((whole / name).read_bytes())
             (run / ".run.json.4711").write_text("{")
-            assert main(["resume", str(run), "--workers", "1"]) == 0
+            assert command(["resume", str(run), "--workers", "1"]) == 0
             assert bits(run) == bits(whole)
             run.rename(tmp_path / f"done-{count}")
 
-    def test_a_finished_run_says_so(self, tmp_path: Path, quiet: None, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_finished_run_says_so(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run = tmp_path / "run"
-        assert main(["run", str(configured(tmp_path, 2)), "--out", str(run), "--workers", "1"]) == 0
+        assert command(["run", str(configured(tmp_path, 2)), "--out", str(run), "--workers", "1"]) == 0
         before = contents(run)
         capsys.readouterr()
-        assert main(["resume", str(run)]) == 0
+        assert command(["resume", str(run)]) == 0
         assert one_line(capsys.readouterr().err.strip()) == f"metabayfl: {run} is finished"
         assert contents(run) == before
 
@@ -191,53 +189,34 @@ class TestResume:
         train(tmp_path / "whole")
         assert bits(path) == bits(tmp_path / "whole")
 
-    def test_a_run_in_use_is_refused_in_one_line(
-        self, tmp_path: Path, quiet: None, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_run_in_use_is_refused_in_one_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run = tmp_path / "run"
-        assert main(["run", str(configured(tmp_path, 1)), "--out", str(run), "--workers", "1"]) == 0
+        assert command(["run", str(configured(tmp_path, 1)), "--out", str(run), "--workers", "1"]) == 0
         (run / "model.safetensors").unlink()
         holder = RunDirectory(run)
         holder.lock()
         capsys.readouterr()
-        assert in_child(lambda: sys.exit(main(["resume", str(run), "--workers", "1"]))) == 2
+        assert in_child(lambda: sys.exit(command(["resume", str(run), "--workers", "1"]))) == 2
         holder.unlock()
-        assert main(["resume", str(run), "--workers", "1"]) == 0
+        assert command(["resume", str(run), "--workers", "1"]) == 0
 
-    def test_another_format_is_refused(self, tmp_path: Path, quiet: None, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_another_format_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run = tmp_path / "run"
-        assert main(["run", str(configured(tmp_path, 1)), "--out", str(run), "--workers", "1"]) == 0
+        assert command(["run", str(configured(tmp_path, 1)), "--out", str(run), "--workers", "1"]) == 0
         text = (run / "run.json").read_text().replace('"format": 1', '"format": 7')
         (run / "run.json").write_text(text)
         before = contents(run)
         capsys.readouterr()
-        assert main(["resume", str(run), "--workers", "1"]) == 2
+        assert command(["resume", str(run), "--workers", "1"]) == 2
         assert "has format version 7; this metabayfl knows version 1" in one_line(capsys.readouterr().err.strip())
         assert contents(run) == before
-
-
-@pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put back what `main` changes: the import path of its process."""
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-
-
-def configured(tmp_path: Path, rounds: int) -> Path:
-    path = tmp_path / "config.toml"
-    path.write_text(CONFIG.format(rounds=rounds))
-    return path
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file() and file.name != "lock"}
 
 
 def launch(where: Path, arguments: list[str]) -> "subprocess.Popen[str]":
     """Start the command line in a process group of its own."""
     start = "import sys; from metabayfl.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", start, *arguments]
     return subprocess.Popen(  # noqa: S603 (our own interpreter and arguments)
-        command,
+        [sys.executable, "-c", start, *arguments],
         cwd=where,
         env=os.environ | {"PYTHONPATH": str(Path(metabayfl.__file__).parents[1])},
         text=True,
@@ -247,12 +226,12 @@ def launch(where: Path, arguments: list[str]) -> "subprocess.Popen[str]":
     )
 
 
-def wait_for(condition: Callable[[], bool], command: "subprocess.Popen[str] | None") -> None:
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str] | None") -> None:
     """Wait for something that will happen, however slow the machine is; two minutes mean that it will not."""
     for _ in range(12_000):
         if condition():
             return
-        assert command is None or command.poll() is None, command.communicate()
+        assert process is None or process.poll() is None, process.communicate()
         time.sleep(0.01)
     raise TimeoutError
 
@@ -265,8 +244,8 @@ def alive(group: int) -> bool:
     return True
 
 
-def end(command: "subprocess.Popen[str]") -> None:
+def end(process: "subprocess.Popen[str]") -> None:
     """Leave no process behind, whatever a test has found."""
-    if alive(command.pid):
-        os.killpg(command.pid, signal.SIGKILL)
-    command.communicate()
+    if alive(process.pid):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +270,27 @@ class TestEvents:
         assert (directory.path / EVENTS).read_bytes() == content
 
 
-class TestAfterARun:
+class TestARun:
+    def test_no_file_is_written_in_place(self, tmp_path: Path) -> None:
+        """But the log, which is appended to, and the lock."""
+        path = tmp_path / "run"
+
+        def watch(event: str, arguments: tuple[Any, ...]) -> None:
+            if event == "open" and str(arguments[0]).startswith(str(path)):
+                written = arguments[2] & (os.O_WRONLY | os.O_RDWR)
+                appended = arguments[2] & os.O_APPEND and Path(arguments[0]).name == EVENTS
+                fine = tensorfile.is_temporary(Path(arguments[0])) or appended or Path(arguments[0]).name == "lock"
+                if written and not fine:
+                    os._exit(7)
+
+        def run() -> None:
+            sys.addaudithook(watch)
+            train(path, rounds=2)
+            train(path, rounds=2)
+
+        assert in_child(run) == 0
+        assert leftovers(path) == []
+
     def test_nothing_temporary_is_left(self, tmp_path: Path) -> None:
         train(tmp_path / "run", workers=2, rounds=2)
         assert leftovers(tmp_path / "run") == []

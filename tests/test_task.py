@@ -10,7 +10,7 @@ from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.methods import BayFL, FedAvg
 from metabayfl.methods.base import Method
 from metabayfl.randomness import keyed_globals
-from metabayfl.task import Task
+from metabayfl.task import Task, takes_channels_last
 from metabayfl.types import Context, Fit, InputError, Params, TrainData
 from strangers import STRANGERS, Cnn, Constants, FrozenBackbone, NormedMlp, Recurrent, Tied, Vit, meet
 
@@ -135,8 +135,7 @@ def test_export_keeps_the_type_of_a_buffer() -> None:
     assert task.export(task.initial()["mu"], task.initial()["buffers"]).get_buffer("threshold").dtype == torch.float64
 
 
-@pytest.mark.xfail(raises=RuntimeError, reason="a channels_last activation has no flat view; reshape and flatten work")
-def test_view_after_a_convolution() -> None:
+def test_view_after_a_convolution_rules_channels_last_out() -> None:
     class Tutorial(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -146,7 +145,37 @@ def test_view_after_a_convolution() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.conv(x).view(-1, 4 * 6 * 6))
 
-    classifier(Tutorial()).outputs(torch.randn(2, 3, 8, 8))
+    x = torch.randn(2, 3, 8, 8)
+    assert takes_channels_last(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), x)
+    assert not takes_channels_last(Tutorial(), x)
+    assert not takes_channels_last(nn.Linear(8, 3), x)
+    task = Task(Tutorial(), Categorical(3), channels_last=False)
+    assert task.outputs(x).shape == (2, 3)
+
+
+def test_a_task_is_not_copied() -> None:
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copy.deepcopy(classifier(nn.Linear(2, 3)))
+
+
+def test_a_pattern_that_matches_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="'encoder"):
+        Task(nn.Linear(2, 3), Categorical(3), bayesian="all", deterministic=["encoder.*"])
+
+
+def test_the_last_layer_may_be_tied_to_the_first() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.LayerNorm(4), nn.Linear(4, 5))
+    model[3].weight = model[0].weight
+    task = Task(model, Categorical(5), bayesian="last")
+    assert [slot.name for slot in task.layout.slots if slot.stop <= task.bayesian_size] == ["0.weight", "3.bias"]
+
+
+def test_an_infinite_mask_is_a_constant() -> None:
+    model = nn.Linear(2, 3)
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    task = classifier(model)
+    assert "buffers" not in task.initial()
+    assert torch.equal(task.constants()["mask"], model.mask)
 
 
 def test_outputs_in_pieces_equal_outputs_at_once() -> None:

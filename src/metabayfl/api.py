@@ -15,13 +15,13 @@ from metabayfl.config import EvalOptions, Plan, SelectOptions
 from metabayfl.data.arrays import whole
 from metabayfl.data.federation import Federation
 from metabayfl.engine import local
-from metabayfl.engine.plan import Job
+from metabayfl.engine.plan import Job, make_job
 from metabayfl.environment import describe_environment
 from metabayfl.methods import BayFL
 from metabayfl.methods.base import Method
 from metabayfl.options import InputError
 from metabayfl.rebuild import describe_model
-from metabayfl.result import Result, describe_likelihood, make_task
+from metabayfl.result import Result, describe_likelihood
 from metabayfl.store import RunDirectory
 from metabayfl.types import TrainData
 
@@ -75,7 +75,7 @@ def run_job(
     """Carry out a plan in a run directory, new or to be resumed; `config` is the text it came from, kept with it."""
     whole("workers", workers, 1)
     check_kinds(federation, method)
-    job = Job(method, make_task(model, federation.likelihood, method), federation, plan)
+    job = make_job(method, model, federation, plan)
     check_job(job)
     directory = RunDirectory(Path(tempfile.mkdtemp(prefix="metabayfl-") if out is None else out))
     try:
@@ -97,7 +97,7 @@ def describe(model: nn.Module, job: Job) -> dict[str, Any]:
     """Return what a run is, in plain values."""
     return {
         "method": {"name": job.method.name, **job.method.model_dump(mode="json")},
-        "model": describe_model(model),
+        "model": describe_model(model) | {"channels_last": job.task.channels_last},
         "likelihood": describe_likelihood(job.federation.likelihood),
         "clients": len(job.federation),
         **job.plan.model_dump(mode="json"),

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
 
 DENSE = (nn.Linear, nn.Bilinear, nn.MultiheadAttention)
 BAYESIAN = (*DENSE, _ConvNd, nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase)
@@ -28,26 +29,30 @@ class Problem(NamedTuple):
 
 
 class Role(NamedTuple):
-    """A trainable or frozen parameter and the part it can play."""
+    """A trainable or frozen parameter and the part it can play; a tied one has several owners."""
 
     name: str
     parameter: nn.Parameter
-    owner: nn.Module
+    owners: list[nn.Module]
 
     @property
     def can_be_bayesian(self) -> bool:
         """Weights and biases of linear, convolution, embedding and recurrent layers."""
-        return isinstance(self.owner, BAYESIAN)
+        return self.belongs_to(BAYESIAN)
 
     @property
     def is_dense(self) -> bool:
         """Weights and biases of fully connected layers."""
-        return isinstance(self.owner, DENSE)
+        return self.belongs_to(DENSE)
 
     @property
     def is_batchnorm(self) -> bool:
         """Scale and shift of a BatchNorm layer."""
-        return isinstance(self.owner, _BatchNorm)
+        return self.belongs_to((_BatchNorm,))
+
+    def belongs_to(self, layers: tuple[type[nn.Module], ...]) -> bool:
+        """Whether one of the owners is such a layer."""
+        return any(isinstance(owner, layers) for owner in self.owners)
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def check(module: nn.Module) -> Report:
     problems = tuple(find_problems(module))
     if problems:
         return Report(problems, (), (), (), (), 0)
-    found = list(roles(module))
+    found = roles(module)
     trained = [role for role in found if role.parameter.requires_grad]
     return Report(
         problems=(),
@@ -100,21 +105,20 @@ def check(module: nn.Module) -> Report:
     )
 
 
-def roles(module: nn.Module) -> Iterator[Role]:
-    """Each parameter once, in order, with the module that owns it; tied parameters count where they come first."""
-    seen: set[int] = set()
+def roles(module: nn.Module) -> list[Role]:
+    """Each parameter once, in order, with the modules that own it; tied parameters stand where they come first."""
+    found: dict[int, Role] = {}
     for prefix, owner in module.named_modules():
         for name, parameter in owner.named_parameters(prefix, recurse=False):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield Role(name, parameter, owner)
+            found.setdefault(id(parameter), Role(name, parameter, [])).owners.append(owner)
+    return list(found.values())
 
 
 def travelling_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Floating-point buffers of the state_dict, such as running statistics; counters and masks stay where they are."""
     saved = module.state_dict(keep_vars=True).keys()
     for name, buffer in module.named_buffers():
-        if name in saved and buffer.is_floating_point():
+        if name in saved and buffer.is_floating_point() and bool(buffer.isfinite().all()):
             yield name, buffer
 
 
@@ -145,6 +149,8 @@ def _layer_problems(path: str, owner: nn.Module) -> Iterator[Problem]:
     hooks = [type(hook).__name__ for hook in owner._forward_pre_hooks.values()]
     if any(name in OLD_HOOKS for name in hooks):
         yield Problem(path, "recomputes its weight before each call", "call remove_weight_norm / remove_spectral_norm")
+    if any(isinstance(hook, BasePruningMethod) for hook in owner._forward_pre_hooks.values()):
+        yield Problem(path, "is pruned", "make it permanent with torch.nn.utils.prune.remove")
     if isinstance(owner, _BatchNorm) and owner.momentum is None and owner.track_running_stats:
         yield Problem(path, "averages over all batches ever seen (momentum=None)", "set momentum=0.1")
     if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):

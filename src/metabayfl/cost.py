@@ -12,6 +12,7 @@ from torch import nn
 
 from metabayfl.api import check_job
 from metabayfl.config import RunConfig
+from metabayfl.engine import plan
 from metabayfl.engine.local import one_thread
 from metabayfl.engine.plan import Job
 from metabayfl.experiment import Experiment
@@ -19,7 +20,6 @@ from metabayfl.methods import create, table
 from metabayfl.methods.base import NotNegative, Positive
 from metabayfl.options import InputError, Options
 from metabayfl.probe import Probe
-from metabayfl.result import make_task
 from metabayfl.tensorfile import encoded_size
 from metabayfl.types import Diverged
 
@@ -130,8 +130,7 @@ def make_job(name: str, experiment: Experiment) -> Job:
     """Put a method in the place of the config's own, with those of its fields that it has."""
     wishes = {key: value for key, value in experiment.config.method.items() if key in table()[name].model_fields}
     method = create({"name": name, **wishes})
-    task = make_task(experiment.model, experiment.federation.likelihood, method)
-    job = Job(method, task, experiment.federation, experiment.config.plan())
+    job = plan.make_job(method, experiment.model, experiment.federation, experiment.config.plan())
     check_job(job)
     return job
 

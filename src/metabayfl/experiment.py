@@ -13,13 +13,13 @@ from metabayfl.config import RunConfig, as_toml, read
 from metabayfl.data import Federation, build
 from metabayfl.engine import local
 from metabayfl.engine.local import Observer
-from metabayfl.engine.plan import Job
+from metabayfl.engine.plan import make_job
 from metabayfl.methods import create
 from metabayfl.methods.base import Method
 from metabayfl.options import InputError
 from metabayfl.randomness import keyed_globals
 from metabayfl.rebuild import build_spec
-from metabayfl.result import Result, load, make_task
+from metabayfl.result import Result, load
 from metabayfl.store import Event, RunDirectory
 
 
@@ -60,8 +60,7 @@ class Experiment:
 
     def rehearse(self) -> list[Event]:
         """Carry out the first round in a place that is thrown away; returns its events."""
-        task = make_task(self.model, self.federation.likelihood, self.method)
-        job = Job(self.method, task, self.federation, self.config.plan())
+        job = make_job(self.method, self.model, self.federation, self.config.plan())
         with tempfile.TemporaryDirectory(prefix="metabayfl-rehearsal-") as scratch:
             directory = RunDirectory(Path(scratch))
             directory.create({}, {}, {})

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from metabayfl.engine.client import keyed
 from metabayfl.engine.plan import Job
-from metabayfl.result import make_task
+from metabayfl.methods.base import make_task
 from metabayfl.tensorfile import encoded_size
 from metabayfl.types import Fit, Params, TrainData
 
@@ -76,7 +76,8 @@ class Probe:
         """Most bytes alive while a client lays the model out, receives it and fits real batches, and all its data."""
         data, whole = self.data(self.batch), self.job.federation.client(self.client)
         with LiveBytes(ignored=(data.x, data.y, data.select_x, data.select_y)) as live:
-            self.fit(replace(self.job, task=make_task(model, self.job.task.likelihood, self.job.method)), data)
+            task = make_task(self.job.method, model, self.job.task.likelihood, self.job.task.channels_last)
+            self.fit(replace(self.job, task=task), data)
         return int(live.peak + whole.x.nbytes + whole.y.nbytes)
 
 

@@ -13,7 +13,8 @@ Key = int | str | None
 
 def seed_of(*key: Key) -> int:
     """Hash a key to 63 bits."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    plain = tuple(part if part is None or isinstance(part, str) else int(part) for part in key)
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 

@@ -13,12 +13,11 @@ from metabayfl import metrics, tensorfile
 from metabayfl.data.arrays import as_inputs, whole
 from metabayfl.likelihood import Categorical, Gaussian, Likelihood
 from metabayfl.methods import create
-from metabayfl.methods.base import Method
+from metabayfl.methods.base import Method, make_task
 from metabayfl.options import InputError
 from metabayfl.randomness import keyed_globals
 from metabayfl.rebuild import rebuild_model, with_frozen
 from metabayfl.store import Event, RunDirectory
-from metabayfl.task import Task
 from metabayfl.types import Context, Params
 
 
@@ -76,7 +75,8 @@ class Result:
         module = rebuild_model(about["model"], str(path)) if model is None else model
         if isinstance(module, nn.Module):
             module = with_frozen(module, constants)
-        self.task = make_task(module, likelihood_from(about["likelihood"]), self.method)
+        likelihood, channels_last = likelihood_from(about["likelihood"]), about["model"]["channels_last"]
+        self.task = make_task(self.method, module, likelihood, channels_last)
         self._check_fit(constants)
         self.task.load_constants(constants)
 
@@ -180,17 +180,6 @@ def _complete(about: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _shapes(tensors: Params) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def make_task(module: nn.Module, likelihood: Likelihood, method: Method) -> Task:
-    """Lay a module out as a method needs it."""
-    return Task(
-        module,
-        likelihood,
-        bayesian=method.bayesian_layers,
-        deterministic=method.deterministic_names,
-        batchnorm=method.batchnorm,
-    )
 
 
 def describe_likelihood(likelihood: Likelihood) -> dict[str, Any]:

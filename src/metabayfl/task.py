@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -35,20 +35,22 @@ class Task:
         bayesian: Bayesian = "none",
         deterministic: Sequence[str] = (),
         batchnorm: BatchNormPolicy = "average",
+        channels_last: bool | None = None,
     ) -> None:
         problems = list(find_problems(module))
         if problems:
             raise InputError("this model cannot be federated: " + " | ".join(map(str, problems)))
         self.likelihood = likelihood
-        self.module = copy.deepcopy(module)
-        self.channels_last = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
+        self.module = _copy(module)
+        self.channels_last = has_convolutions(module) if channels_last is None else channels_last
         self._place_parameters(bayesian, deterministic, batchnorm == "local")
         self._place_buffers(batchnorm == "local")
         self.module.train()
 
     def _place_parameters(self, bayesian: Bayesian, deterministic: Sequence[str], local: bool) -> None:
         trained = [role for role in roles(self.module) if role.parameter.requires_grad]
-        noisy = _choose_bayesian(trained, bayesian, deterministic)
+        order = {layer: number for number, layer in enumerate(self.module.modules())}
+        noisy = _choose_bayesian(trained, bayesian, deterministic, order)
         segments = [
             [role for role in trained if role.name in noisy],
             [role for role in trained if role.name not in noisy and not (local and role.is_batchnorm)],
@@ -70,7 +72,7 @@ class Task:
         self._initial_weights = self.weights.clone()
 
     def _is_channels_last(self, role: Role) -> bool:
-        return self.channels_last and isinstance(role.owner, nn.Conv2d) and role.parameter.ndim == 4
+        return self.channels_last and role.belongs_to((nn.Conv2d,)) and role.parameter.ndim == 4
 
     def _place_buffers(self, local: bool) -> None:
         owners = dict(self.module.named_modules())
@@ -82,6 +84,10 @@ class Task:
         self._initial_buffers = self.buffers()
         moving = {slot.name for slot in self.buffer_layout.slots}
         self._constants = {n: b.clone() for n, b in self.module.named_buffers() if n not in moving}
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or sent: the copy's parameters would no longer be views of its vector."""
+        raise TypeError("a Task cannot be copied; make another one from the module")
 
     @property
     def has_private_part(self) -> bool:
@@ -153,8 +159,8 @@ class Task:
         self.load(self.initial())
         try:
             outputs = self.outputs(x[:2])
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            reason = str(error).splitlines()[0]
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(f"the model cannot take inputs of shape {tuple(x.shape[1:])}: {reason}") from error
         self.likelihood.check(outputs, y[:2])
 
@@ -209,16 +215,48 @@ class Task:
         return module.eval()
 
 
-def _choose_bayesian(trained: list[Role], bayesian: Bayesian, deterministic: Iterable[str]) -> set[str]:
+def has_convolutions(module: nn.Module) -> bool:
+    """Whether the channels-last memory format makes sense."""
+    return any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+
+
+def takes_channels_last(module: nn.Module, x: Tensor) -> bool:
+    """Whether a forward pass works in the channels-last memory format; `x.view(n, -1)` after a convolution does not."""
+    if not has_convolutions(module) or x.ndim != 4:
+        return False
+    try:
+        with torch.no_grad():
+            _copy(module).eval()(x.contiguous(memory_format=torch.channels_last))
+    except Exception:  # a pass that fails in any format is told of by `verify`
+        return False
+    return True
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise InputError(f"the model cannot be copied (copy.deepcopy: {error}); give one that can") from None
+
+
+def _choose_bayesian(
+    trained: list[Role], bayesian: Bayesian, deterministic: Iterable[str], order: dict[nn.Module, int]
+) -> set[str]:
     """Names of the parameters that get a spread."""
     if bayesian == "none":
         return set()
     patterns = list(deterministic)
+    for pattern in patterns:
+        if not any(fnmatchcase(role.name, pattern) for role in trained):
+            raise InputError(
+                f"deterministic: no parameter is named {pattern!r}; metabayfl.check(model) lists the names"
+            )
     able = [r for r in trained if r.can_be_bayesian and not any(fnmatchcase(r.name, p) for p in patterns)]
     if bayesian == "dense":
         able = [role for role in able if role.is_dense]
     if bayesian == "last" and able:
-        able = [role for role in able if role.owner is able[-1].owner]
+        last = max((owner for role in able for owner in role.owners), key=order.__getitem__)
+        able = [role for role in able if last in role.owners]
     if not able:
         raise InputError(f"bayesian = {bayesian!r}: no such layer here; metabayfl.check(model) lists what there is")
     return {role.name for role in able}

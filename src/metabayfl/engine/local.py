@@ -113,20 +113,19 @@ class Loop:
         """Let the invited clients train, longest first, and check what they send; one event for each, by id."""
         invited = self.job.participants(before.round)
         late = [client for client in invited if self.job.is_late(client, before.round)]
-        spooled = [c for c in invited if c not in late and self._is_spooled(c, before.round + 1)]
+        limits = Limits(self.job.method.payload_like(before.server, self.job.context(before.round)))
+        spooled = [c for c in invited if c not in late and self._is_spooled(c, before.round + 1, limits)]
         todo = sorted(set(invited) - set(late) - set(spooled), key=lambda c: (-self.job.train_sizes[c], c))
         failed = {receipt.client: receipt for receipt in self._call("fit", todo, before.round) if receipt.failure}
         failed |= {client: Receipt(client, {}, "missed the deadline") for client in late}
-        limits = Limits(self.job.method.payload_like(before.server, self.job.context(before.round)))
         return [self._event(client, before.round + 1, failed.get(client), limits) for client in invited]
 
-    def _is_spooled(self, client: int, round_: int) -> bool:
-        """Whether an interrupted run has left a whole record of this round."""
+    def _is_spooled(self, client: int, round_: int, limits: Limits) -> bool:
+        """Whether an interrupted run has left a whole and good record of this round."""
         try:
-            self.directory.read_client(client, round_)
-        except ValueError:
+            return not find_fault(self.directory.read_client(client, round_), limits)
+        except InputError:
             return False
-        return True
 
     def _event(self, client: int, round_: int, failed: Receipt | None, limits: Limits) -> Event:
         """Return the line of a client in the log; `fault` says why its update does not count."""

@@ -1,18 +1,16 @@
 """What an engine is to carry out, and the decisions that depend on nothing but its seed."""
 
-import io
 import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from torch import nn
 
 from metabayfl.config import Plan
 from metabayfl.data.federation import Federation
-from metabayfl.methods.base import Method
+from metabayfl.methods.base import Method, make_task
 from metabayfl.randomness import numpy_generator
-from metabayfl.result import make_task
-from metabayfl.task import Task
+from metabayfl.task import Task, takes_channels_last
 from metabayfl.types import Context
 
 
@@ -27,9 +25,9 @@ class Job:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as a plain module: a task, whose parameters are views, must be laid out anew in another process."""
-        model, content = self.task.initial(), io.BytesIO()
-        torch.save(self.task.export(model["mu"], model.get("buffers")), content)
-        return rebuild, (self.method, content.getvalue(), self.federation, self.plan)
+        model = self.task.initial()
+        module = self.task.export(model["mu"], model.get("buffers"))
+        return make_job, (self.method, module, self.federation, self.plan)
 
     @property
     def held_out(self) -> bool:
@@ -77,7 +75,8 @@ class Job:
         return steps * deadline.step_seconds * slowness * jitter > deadline.seconds
 
 
-def rebuild(method: Method, content: bytes, federation: Federation, plan: Plan) -> Job:
-    """Undo `Job.__reduce__`, in a worker that this program has started."""
-    module = torch.load(io.BytesIO(content), weights_only=False)
-    return Job(method, make_task(module, federation.likelihood, method), federation, plan)
+def make_job(method: Method, model: nn.Module, federation: Federation, plan: Plan) -> Job:
+    """Lay a model out for a method, in the memory format that suits the data, and join everything."""
+    x = federation.train.x[:1]
+    task = make_task(method, model, federation.likelihood, takes_channels_last(model, x))
+    return Job(method, task, federation, plan)

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from metabayfl import aggregate
+from metabayfl.likelihood import Likelihood
 from metabayfl.optim import Objective, OptimiserName, PointLoss, Rate, descend, make_optimiser, rate_at
 from metabayfl.options import Options
-from metabayfl.task import BatchNormPolicy, Bayesian
+from metabayfl.task import BatchNormPolicy, Bayesian, Task
 from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
 
 Positive = Annotated[float, Field(gt=0)]
@@ -111,3 +112,15 @@ class Method(Options):
         """Outputs [samples, batch, outputs]; a plain network has one sample."""
         ctx.task.load(model)
         return ctx.task.outputs(x).unsqueeze(0)
+
+
+def make_task(method: Method, module: nn.Module, likelihood: Likelihood, channels_last: bool | None = None) -> Task:
+    """Lay a module out as a method needs it."""
+    return Task(
+        module,
+        likelihood,
+        bayesian=method.bayesian_layers,
+        deterministic=method.deterministic_names,
+        batchnorm=method.batchnorm,
+        channels_last=channels_last,
+    )

@@ -23,7 +23,7 @@ class BayFL(Method):
     """Layers with a posterior: all that can have one, the dense ones, or the last."""
     deterministic: tuple[str, ...] = ()
     """Patterns of parameter names without a posterior, such as 'encoder.*'."""
-    initial_sigma: Positive = 0.02
+    initial_sigma: Annotated[float, Field(ge=1e-6, le=10)] = 0.02
     """Standard deviation of the posterior at the start."""
     prior: Literal["fixed", "global"] = "fixed"
     """Prior: N(0, prior_sigma²), or the received posterior."""
