@@ -176,7 +176,7 @@ def build_steps(net: str) -> Iterator[tuple[str, Step | None]]:
 
 
 def take_turns(steps: dict[str, Step], count: int, repetitions: int) -> dict[str, Turns]:
-    """Let the variants take turns of `count` steps, each time another one first; CPU time, as others use the machine."""
+    """Let the variants take turns of `count` steps, another one first each time; CPU time, as others share the machine."""
     batches = [(torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))) for _ in range(count)]
     turns = {name: Turns([], []) for name in steps}
     names = list(steps)

@@ -14,6 +14,7 @@ from rich.console import Console
 import metabayfl as mb
 from metabayfl import cli
 from metabayfl._version import __version__
+from metabayfl.commands.terminal import seed_list, worker_count
 from metabayfl.config import read
 from metabayfl.environment import data_hash
 from metabayfl.experiment import Experiment
@@ -348,8 +349,43 @@ class TestMethods:
 
 class TestWorkers:
     def test_count(self) -> None:
-        assert cli.worker_count("3") == 3
-        assert cli.worker_count("auto") >= 1
+        assert worker_count("3") == 3
+        assert worker_count("auto") >= 1
+
+
+class TestCompare:
+    COMPARE = ("compare", DEMO, *SMALL, "--seeds=0-1", "--out=grid")
+
+    def test_seeds(self) -> None:
+        assert seed_list("0,1,2") == [0, 1, 2]
+        assert seed_list("3, 5-7") == [3, 5, 6, 7]
+        for text in ("", "a", "1-", "1,1", "-3"):
+            with pytest.raises(mb.InputError, match="--seeds"):
+                seed_list(text)
+
+    def test_a_grid_is_run_once(self, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        arguments = [*self.COMPARE, "--methods=fedavg,bayfl", "--json"]
+        assert cli.main(arguments) == 0
+        first = capsys.readouterr()
+        assert "0 of 4 runs are done" in first.err
+        summary = json.loads(first.out)
+        assert set(summary["methods"]) == {"fedavg", "bayfl"}
+        assert summary["methods"]["bayfl"]["G/G nll"]["difference"]["seeds"] == 2
+        assert cli.main(arguments) == 0
+        again = capsys.readouterr()
+        assert "4 of 4 runs are done" in again.err
+        assert json.loads(again.out) == summary
+        assert len((workplace / "grid" / "compare.csv").read_text().splitlines()) == 5
+
+    def test_a_plan_runs_nothing(self, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main([*self.COMPARE, "--methods=fedavg", "--plan"]) == 0
+        assert "core hours in all" in capsys.readouterr().out
+        assert not (workplace / "grid").exists()
+
+    def test_a_failing_run_is_named(self, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        wild = ["--set=method.optimiser=sgd", "--set=method.rate=1e30"]
+        assert cli.main([*self.COMPARE, "--methods=fedavg", "--seeds=0", *wild]) == 1
+        assert "fedavg, seed 0: round 1 has 0 good updates" in capsys.readouterr().err
 
 
 METRICS = {

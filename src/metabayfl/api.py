@@ -74,7 +74,7 @@ def run_job(
 ) -> Result:
     """Carry out a plan in a run directory, new or to be resumed; `config` is the text it came from, kept with it."""
     whole("workers", workers, 1)
-    check_kinds(federation, method)
+    check_kinds(model, federation, method)
     job = make_job(method, model, federation, plan)
     check_job(job)
     directory = RunDirectory(Path(tempfile.mkdtemp(prefix="metabayfl-") if out is None else out))
@@ -127,8 +127,10 @@ def open_run(directory: RunDirectory, about: dict[str, Any], job: Job, resume: b
     job.task.load_constants(constants)
 
 
-def check_kinds(federation: Federation, method: Method) -> None:
-    """Refuse what only looks like a federation or a method."""
+def check_kinds(model: nn.Module, federation: Federation, method: Method) -> None:
+    """Refuse what only looks like a model, a federation or a method."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model = {model!r} is not an nn.Module: an object such as MyNet() is accepted")
     if not isinstance(federation, Federation):
         raise InputError(f"the federation is a {type(federation).__name__}; Federation.from_arrays(...) makes one")
     if not isinstance(method, Method):

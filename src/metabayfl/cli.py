@@ -1,29 +1,30 @@
-"""The command line. Torch is imported only by the commands that need it."""
+"""The command line: what can be said. What it does is in commands/, imported only when called: help needs no torch."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metabayfl._version import __version__
+from metabayfl.commands.terminal import seed_list, worker_count
+from metabayfl.config import RunConfig, read, read_comparison
 from metabayfl.options import InputError
 
-if TYPE_CHECKING:
-    from metabayfl.result import Result
-
 Handler = Callable[[argparse.Namespace], int]
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; bad input is one line and exit code 2."""
     sys.path.insert(0, os.getcwd())  # models named as module:callable may lie where the user stands
     options = parser().parse_args(arguments)
-    handler: Handler = options.handler
     try:
-        return handler(options)
+        _check_what_was_typed(options)
+        return _handler(options.handler)(options)
     except InputError as error:
         return _fail(str(error), 2)
     except KeyboardInterrupt:
@@ -32,6 +33,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if type(error) is RuntimeError:
             raise
         return _fail(str(error), 1, options)
+
+
+def _check_what_was_typed(options: argparse.Namespace) -> None:
+    """Read the config and the numbers first: a mistake is told at once, before torch is imported."""
+    if hasattr(options, "workers"):
+        options.workers = worker_count(options.workers)
+    if hasattr(options, "seeds"):
+        options.seeds = seed_list(options.seeds)
+    if hasattr(options, "reader"):
+        options.settings = options.reader(options.config, options.set)
+
+
+def _handler(name: str) -> Handler:
+    module, _, function = name.partition(":")
+    found: Handler = getattr(import_module(f"metabayfl.commands.{module}"), function)
+    return found
 
 
 def _fail(message: str, code: int, options: argparse.Namespace | None = None) -> int:
@@ -46,132 +63,70 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="metabayfl", description="Federated learning with Bayesian neural networks.")
     top.add_argument("--version", action="version", version=f"metabayfl {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_run, _add_resume, _add_compare, _add_cost, _add_methods, _add_check):
+        add(commands)
+    return top
 
+
+def _add_run(commands: "Commands") -> None:
     run = commands.add_parser("run", help="train one method with one seed, as a config says")
-    run.add_argument("config", type=Path, help="TOML file, such as configs/demo.toml")
-    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of the config")
+    _add_config(run)
     run.add_argument("--out", type=Path, help="directory of the run (default: a new one in runs/)")
     _add_running(run)
-    run.set_defaults(handler=_run)
+    run.set_defaults(handler="run:run")
 
+
+def _add_resume(commands: "Commands") -> None:
     resume = commands.add_parser("resume", help="go on with an interrupted run")
     resume.add_argument("run", type=Path, help="directory of the run")
     _add_running(resume)
-    resume.set_defaults(handler=_resume)
+    resume.set_defaults(handler="run:resume")
 
-    methods = commands.add_parser("methods", help="list the methods, or the options of one")
-    methods.add_argument("name", nargs="?", help="method whose options are wanted")
-    methods.set_defaults(handler=_methods)
 
+def _add_compare(commands: "Commands") -> None:
+    compare = commands.add_parser("compare", help="several methods and seeds on the same data, with intervals")
+    _add_config(compare, read_comparison)
+    compare.add_argument("--methods", default="", help="names or labels: fedavg,bayfl (default: all [methods.LABEL])")
+    compare.add_argument("--seeds", default="0,1,2", help="such as 0,1,2 (the default) or 0-4")
+    compare.add_argument("--out", type=Path, help="directory of the comparison (default: runs/compare-CONFIG)")
+    compare.add_argument("--plan", action="store_true", help="only estimate time and bytes")
+    compare.add_argument("--parallel", choices=["runs", "clients"], default="runs", help="what the workers share")
+    _add_running(compare)
+    compare.set_defaults(handler="compare:compare")
+
+
+def _add_cost(commands: "Commands") -> None:
     cost = commands.add_parser("cost", help="estimate bytes, seconds and memory of every method before training")
-    cost.add_argument("config", type=Path, help="TOML file, such as configs/demo.toml")
-    cost.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of the config")
+    _add_config(cost)
     cost.add_argument("--device", required=True, help="raspberry-pi-4, phone, or a profile of your own: FILE.toml")
     cost.add_argument("--link", required=True, help="bandwidth and latency of a client, such as 10Mbit/50ms")
-    cost.add_argument("--json", action="store_true", help="print the result as JSON")
-    cost.set_defaults(handler=_cost)
+    _add_json(cost)
+    cost.set_defaults(handler="look:cost")
 
+
+def _add_methods(commands: "Commands") -> None:
+    methods = commands.add_parser("methods", help="list the methods, or the options of one")
+    methods.add_argument("name", nargs="?", help="method whose options are wanted")
+    methods.set_defaults(handler="look:methods")
+
+
+def _add_check(commands: "Commands") -> None:
     check = commands.add_parser("check", help="say whether a model can be federated and made Bayesian")
     check.add_argument("model", help="module:name of a class, a function that builds a model, or a model")
-    check.set_defaults(handler=_check)
-    return top
+    check.set_defaults(handler="look:check")
+
+
+def _add_config(command: argparse.ArgumentParser, reader: Callable[..., RunConfig] = read) -> None:
+    command.add_argument("config", type=Path, help="TOML file, such as configs/demo.toml")
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of the config")
+    command.set_defaults(reader=reader)
 
 
 def _add_running(command: argparse.ArgumentParser) -> None:
     command.add_argument("--workers", default="auto", help="processes: a number, or auto for one per core")
+    command.add_argument("--track", action="store_true", help="write curves for TensorBoard (extra `track`)")
+    _add_json(command)
+
+
+def _add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print the result as JSON")
-
-
-def worker_count(text: str) -> int:
-    """Read the value of --workers."""
-    if text == "auto":
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"--workers {text!r}: a number from 1, or auto, is accepted")
-    return int(text)
-
-
-def free_directory(stem: str) -> Path:
-    """Return a name in runs/ that is not taken."""
-    names = (Path("runs", stem if number == 1 else f"{stem}-{number}") for number in range(1, 10**6))
-    return next(path for path in names if not path.exists())
-
-
-def _run(options: argparse.Namespace) -> int:
-    from metabayfl.config import read
-
-    config = read(options.config, options.set)
-    workers = worker_count(options.workers)
-    from metabayfl.experiment import Experiment
-    from metabayfl.progress import ProgressBar
-
-    experiment = Experiment.of(config)
-    name = experiment.method.name
-    options.out = options.out or free_directory(f"{options.config.stem}-{name}-{config.seed}")
-    with ProgressBar(config.rounds, name) as bar:
-        result = experiment.run(options.out, workers, bar)
-    return _show(result, options)
-
-
-def _resume(options: argparse.Namespace) -> int:
-    workers = worker_count(options.workers)
-    from metabayfl.experiment import is_finished, resume
-    from metabayfl.progress import ProgressBar
-    from metabayfl.store import RunDirectory
-
-    if is_finished(options.run):
-        print(f"metabayfl: {options.run} is finished", file=sys.stderr)
-    about = RunDirectory(options.run).description() if (options.run / "run.json").exists() else {}
-    with ProgressBar(about.get("rounds", 0), about.get("method", {}).get("name", "")) as bar:
-        result = resume(options.run, workers, bar)
-    return _show(result, options)
-
-
-def _show(result: "Result", options: argparse.Namespace) -> int:
-    path = result.directory.path
-    if options.json:
-        about = {"run": str(path), "method": result.method.name, "seed": result.seed}
-        print(json.dumps(about | {"metrics": result.metrics}))
-        return 0
-    from rich.console import Console
-
-    from metabayfl.progress import metrics_table
-
-    Console(width=None if sys.stdout.isatty() else 160).print(metrics_table(result.metrics))
-    print(f"run: {path}")
-    return 0
-
-
-def _methods(options: argparse.Namespace) -> int:
-    from metabayfl.listing import print_method, print_methods
-
-    if options.name:
-        print_method(options.name)
-    else:
-        print_methods()
-    return 0
-
-
-def _cost(options: argparse.Namespace) -> int:
-    from metabayfl.config import read
-
-    config = read(options.config, options.set)
-    from metabayfl.cost import estimate, estimate_table, parse_link, read_device
-
-    found = estimate(config, read_device(options.device), parse_link(options.link))
-    if options.json:
-        print(json.dumps(found.model_dump()))
-        return 0
-    from rich.console import Console
-
-    Console(width=None if sys.stdout.isatty() else 160).print(estimate_table(found))
-    return 0
-
-
-def _check(options: argparse.Namespace) -> int:
-    from metabayfl.check import check
-    from metabayfl.models import load_model
-
-    report = check(load_model(options.model))
-    print(f"{options.model} {report}")
-    return 0 if report.ok else 1

@@ -32,13 +32,14 @@ def describe_environment(federation: Federation, seed: int) -> dict[str, Any]:
 
 
 def git_commit(directory: Path) -> str | None:
-    """Return the commit of the source, if it is a git checkout."""
+    """Return the commit of the source, if git tracks it there; a copy inside another repository is not tracked."""
     git = shutil.which("git")
-    if git is None:
-        return None
-    command = [git, "-C", str(directory), "rev-parse", "HEAD"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (no shell, no user input)
-    return answer.stdout.strip() or None
+    answers = []
+    for question in (["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "HEAD"]) if git else ():
+        command = [str(git), "-C", str(directory), *question]
+        answers.append(subprocess.run(command, capture_output=True, text=True, check=False))  # noqa: S603 (no user input)
+    found = bool(answers) and all(answer.returncode == 0 for answer in answers)
+    return answers[-1].stdout.strip() if found else None
 
 
 def data_hash(federation: Federation) -> str:

@@ -49,7 +49,7 @@ class Gaussian:
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """All metrics of predictions [samples, batch, targets]."""
-        return metrics.regression(outputs, y, self.noise_std)
+        return metrics.regression(outputs.flatten(2) if outputs.ndim > 2 else outputs.unsqueeze(2), y, self.noise_std)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
         """Refuse a model whose outputs do not fit the targets."""

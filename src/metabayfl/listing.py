@@ -1,16 +1,14 @@
 """Tables of the methods and of their options, for people."""
 
-import sys
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from metabayfl.methods import find, table
 from metabayfl.methods.base import Method
 
 
-def print_methods() -> None:
+def method_table() -> Table:
     """One line for each method."""
     rows = Table(title="metabayfl methods NAME lists the options of one")
     for column in ("name", "model", "headline", "from", "what it does"):
@@ -19,10 +17,10 @@ def print_methods() -> None:
         bayesian = "Bayesian" if is_bayesian(method) else "plain"
         headline = "personal" if method.personal else "global"
         rows.add_row(name, bayesian, headline, method.paper, (method.__doc__ or "").splitlines()[0])
-    _console().print(rows)
+    return rows
 
 
-def print_method(name: str) -> None:
+def options_table(name: str) -> Table:
     """All options of a method with their defaults and help."""
     method = find(name)
     rows = Table(title=f"{name}: {(method.__doc__ or '').splitlines()[0]}")
@@ -30,7 +28,7 @@ def print_method(name: str) -> None:
         rows.add_column(column, no_wrap=column == "option")
     for field, about in method.model_json_schema()["properties"].items():
         rows.add_row(f"method.{field}", str(about.get("default")), _accepted(about), about.get("description", ""))
-    _console().print(rows)
+    return rows
 
 
 def is_bayesian(method: type[Method]) -> bool:
@@ -47,7 +45,3 @@ def _accepted(schema: dict[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     bounds = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if key in schema]
     return " ".join([schema.get("type", ""), *bounds])
-
-
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 160)

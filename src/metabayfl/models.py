@@ -86,7 +86,7 @@ def _imported(name: str) -> object:
         raise InputError(f"model {name!r} is unknown; accepted: {', '.join(NAMES)} or an import path 'module:callable'")
     try:
         found: object = operator.attrgetter(attribute)(importlib.import_module(module))
-    except (ImportError, AttributeError, TypeError) as error:
+    except (ImportError, AttributeError, TypeError, SyntaxError) as error:
         raise InputError(f"model {name!r} cannot be imported ({error}); give 'module:callable'") from error
     return found
 

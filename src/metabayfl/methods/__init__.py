@@ -22,7 +22,7 @@ def table() -> dict[str, type[Method]]:
 def find(name: str) -> type[Method]:
     """Return a method by name."""
     methods = table()
-    if name not in methods:
+    if not isinstance(name, str) or name not in methods:
         raise InputError(f"unknown method {name!r}; accepted: {', '.join(sorted(methods))}")
     return methods[name]
 

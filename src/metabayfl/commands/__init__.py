@@ -1,0 +1,1 @@
+"""What the commands do; each file is imported only when its command is called."""

@@ -1,0 +1,79 @@
+"""metabayfl compare."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from metabayfl import comparison
+from metabayfl.commands.terminal import console
+from metabayfl.compare import Cell, Estimate, collect, estimate, make_grid, run_cells
+from metabayfl.tensorfile import write_bytes
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Carry out what is missing of a grid of runs, and say what came out."""
+    out = options.out or Path("runs", f"compare-{options.config.stem}")
+    labels = [label.strip() for label in options.methods.split(",") if label.strip()]
+    cells = make_grid(options.settings, labels, options.seeds, out)
+    if options.plan:
+        return _plan(cells, options.workers, options.json)
+    processes, workers = (options.workers, 1) if options.parallel == "runs" else (1, options.workers)
+    failures = _run(cells, processes, workers)
+    _report(cells, out, options.json)
+    return 1 if failures else 0
+
+
+def _run(cells: Sequence[Cell], processes: int, workers: int) -> int:
+    """Carry out the runs that are not finished; returns how many failed."""
+    todo = [cell for cell in cells if not cell.finished]
+    print(f"metabayfl: {len(cells) - len(todo)} of {len(cells)} runs are done already", file=sys.stderr)
+    failures = 0
+    for number, (cell, failure) in enumerate(run_cells(todo, processes, workers), start=1):
+        what = f"{cell.label}, seed {cell.config.seed}: {failure or 'done'}"
+        print(f"metabayfl: {number}/{len(todo)} {what}", file=sys.stderr)
+        failures += bool(failure)
+    return failures
+
+
+def _report(cells: Sequence[Cell], out: Path, as_json: bool) -> None:
+    """Write the result as JSON and CSV beside the runs, and print it."""
+    rows = collect(cells)
+    if not rows:
+        return
+    summary = comparison.summarise(rows)
+    text = json.dumps(summary, indent=2)
+    write_bytes(out / "compare.json", text.encode())
+    write_bytes(out / "compare.csv", comparison.as_csv(rows).encode())
+    if as_json:
+        print(text)
+        return
+    console().print(comparison.table(summary))
+    if len(summary["methods"]) > 1:
+        console().print(comparison.difference_table(summary))
+    print(f"runs, compare.json and compare.csv: {out}")
+
+
+def _plan(cells: Sequence[Cell], workers: int, as_json: bool) -> int:
+    """Print what is left to do."""
+    estimates = estimate(cells)
+    if as_json:
+        print(json.dumps([vars(found) for found in estimates]))
+        return 0
+    console().print(plan_table(estimates, workers))
+    return 0
+
+
+def plan_table(estimates: Sequence[Estimate], workers: int) -> Table:
+    """Show what is left to do."""
+    columns = ("method", "runs left", "minutes each", "GB sent each")
+    table = Table(*columns, title="estimated from one round of each method")
+    for found in estimates:
+        minutes, gigabytes = found.seconds / found.runs / 60, found.bytes / found.runs / 1e9
+        table.add_row(found.label, str(found.runs), f"{minutes:.2f}", f"{gigabytes:.3f}")
+    hours = sum(found.seconds for found in estimates) / 3600
+    table.caption = f"{hours:.2f} core hours in all, about {hours / workers:.2f} hours with {workers} workers"
+    return table
