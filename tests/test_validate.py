@@ -234,6 +234,8 @@ class TestBounds:
     def test_the_first_fault_is_told_in_words(self) -> None:
         update = good()
         assert find_fault(update._replace(weight=NAN), LIMITS) == "weight nan is not a finite number"
+        assert find_fault(update._replace(weight=10**400), LIMITS).startswith("weight 10000000")
+        assert find_fault(update._replace(weight=10**5000), LIMITS) == "weight of type int is not a finite number"
         assert find_fault(update._replace(metrics={"nll": NAN}), LIMITS) == "metric 'nll' is nan, not a finite number"
         assert find_fault(update._replace(payload={**update.payload, "mu": torch.full((5,), NAN)}), LIMITS) == (
             "mu has values that are NaN or infinite"

@@ -142,5 +142,5 @@ def _short(value: object) -> str:
     try:
         text = " ".join(repr(value).split())
     except Exception:  # whatever it is, the fault must be told; a whole number may be too long to print
-        text = f"a {type(value).__name__}"
+        text = f"of type {type(value).__name__}"
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."

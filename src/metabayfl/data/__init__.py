@@ -1,14 +1,12 @@
 """From options to a federation: source, unlabelled pool, partition, split, fraction, noise; all keyed by the seed."""
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
 from metabayfl.config import DataOptions, SelectOptions
 from metabayfl.data import corrupt, partition
 from metabayfl.data.arrays import batch_sizes
-from metabayfl.data.federation import ClientData, Federation, share, split_client
+from metabayfl.data.federation import ClientData, Federation, share, split_rows
 from metabayfl.data.sources import Source, load
 from metabayfl.likelihood import Categorical
 from metabayfl.options import InputError
@@ -25,13 +23,14 @@ def build(options: DataOptions, select: SelectOptions, seed: int) -> tuple[Feder
     sizes = batch_sizes(options.batch_size, len(parts))
     clients = []
     for number, part in enumerate(parts):
-        rows = rest[part]
-        x, y = torch.from_numpy(source.x[rows]), torch.from_numpy(source.y[rows])
-        client = split_client(x, y, number, seed, options.test_fraction, select.fraction, sizes[number])
-        clients.append(_make_uncertain(client, number, options, select, seed))
-    test = torch.from_numpy(source.test_x), torch.from_numpy(source.test_y)
+        split = split_rows(number, len(part), seed, options.test_fraction, select.fraction)
+        held = rest[part][split.test]
+        x, y, select_size = _training_data(source, rest[part][split.train], number, options, select, seed)
+        test = torch.from_numpy(source.x[held]), torch.from_numpy(source.y[held])
+        clients.append(ClientData(x, y, select_size, *test, sizes[number]))
+    common = torch.from_numpy(source.test_x), torch.from_numpy(source.test_y)
     unlabelled = torch.from_numpy(source.x[pool]) if len(pool) else None
-    return Federation.from_clients(clients, test, Categorical(source.classes), unlabelled), source.input_shape
+    return Federation.from_clients(clients, common, Categorical(source.classes), unlabelled), source.input_shape
 
 
 def _set_aside(source: Source, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -49,16 +48,11 @@ def _partition(options: DataOptions, labels: np.ndarray, seed: int) -> list[np.n
     return partition.split(options.partition, labels, options.clients, numpy_generator(seed, "partition"), **arguments)
 
 
-def _make_uncertain(
-    client: ClientData, number: int, options: DataOptions, select: SelectOptions, seed: int
-) -> ClientData:
-    """Keep a fraction of the training samples and add noise to them; the local test part stays as it is."""
-    x, y = client.x.numpy(), client.y.numpy()
+def _training_data(
+    source: Source, rows: np.ndarray, number: int, options: DataOptions, select: SelectOptions, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Keep a fraction of a client's training samples and add noise; also the size of d_n. Test parts stay clean."""
+    x, y = source.x[rows], source.y[rows]
     kept = corrupt.fraction(y, options.fraction, numpy_generator(seed, "fraction", number))
     noisy = corrupt.gaussian_noise(x, options.noise_variance, numpy_generator(seed, "noise", number))
-    return replace(
-        client,
-        x=torch.from_numpy(noisy[kept]),
-        y=torch.from_numpy(y[kept]),
-        select_size=share(len(kept), select.fraction),
-    )
+    return torch.from_numpy(noisy[kept]), torch.from_numpy(y[kept]), share(len(kept), select.fraction)

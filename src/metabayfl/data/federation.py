@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,6 +67,13 @@ class Rows:
     def sizes(self) -> np.ndarray:
         """Count each client's samples."""
         return np.diff(self.offsets)
+
+    def take(self, chosen: Sequence[np.ndarray]) -> "Rows":
+        """Copy out the chosen rows of each client, in that order."""
+        rows = torch.from_numpy(
+            np.concatenate([start + part for start, part in zip(self.offsets, chosen, strict=False)])
+        )
+        return Rows(self.x[rows], self.y[rows], np.cumsum([0, *map(len, chosen)]))
 
 
 @dataclass(frozen=True)
@@ -134,14 +141,15 @@ class Federation:
         key, sizes = whole("seed", seed, 0), batch_sizes(batch_size, len(pairs))
         check_fraction("test_fraction", test_fraction)
         check_fraction("select_fraction", select_fraction)
-        parts = [
-            split_client(x, y, number, key, test_fraction, select_fraction, sizes[number])
-            for number, (x, y) in enumerate(pairs.values())
-        ]
         pool = None if unlabelled is None else as_inputs(unlabelled, "unlabelled")
         if pool is not None:
             check_alike(pool, "unlabelled", pairs["client 0"][0])
-        return cls.from_clients(parts, common, likelihood, pool)
+        rows = Rows.join(list(pairs.values()))
+        pairs.clear()
+        split = [split_rows(n, size, key, test_fraction, select_fraction) for n, size in enumerate(rows.sizes())]
+        train, local_test = rows.take([part.train for part in split]), rows.take([part.test for part in split])
+        select_sizes = np.array([part.select_size for part in split])
+        return cls(train, local_test, select_sizes, np.array(sizes), *_test_set(common, local_test), likelihood, pool)
 
     @classmethod
     def from_clients(
@@ -152,16 +160,13 @@ class Federation:
         unlabelled: Tensor | None = None,
     ) -> "Federation":
         """Build a federation from clients that are already split."""
-        if test is None:
-            test = torch.cat([c.test_x for c in clients]), torch.cat([c.test_y for c in clients])
-        if len(test[0]) == 0:
-            raise InputError("there is nothing to test on: pass test=(x, y) or a test_fraction above 0")
+        local_test = Rows.join([(client.test_x, client.test_y) for client in clients])
         return cls(
             Rows.join([(client.x, client.y) for client in clients]),
-            Rows.join([(client.test_x, client.test_y) for client in clients]),
+            local_test,
             np.array([client.select_size for client in clients]),
             np.array([client.batch_size for client in clients]),
-            *test,
+            *_test_set(test, local_test),
             likelihood,
             unlabelled,
         )
@@ -175,19 +180,32 @@ class Federation:
         return cls.from_arrays(arrays, None if test is None else stack_samples(test, "test"), **options)
 
 
-def split_client(
-    x: Tensor, y: Tensor, number: int, seed: int, test_fraction: float, select_fraction: float, batch_size: int
-) -> ClientData:
-    """Split one client's samples into training, d_n and test, keyed by seed and client."""
-    if len(x) < 2 and test_fraction > 0:
+def _test_set(given: tuple[Tensor, Tensor] | None, local_test: Rows) -> tuple[Tensor, Tensor]:
+    """Return the common test set: the one that is given, or the local test parts together."""
+    x, y = (local_test.x, local_test.y) if given is None else given
+    if len(x) == 0:
+        raise InputError("there is nothing to test on: pass test=(x, y) or a test_fraction above 0")
+    return x, y
+
+
+class Split(NamedTuple):
+    """Rows of one client: training, of which the last `select_size` are d_n, and test."""
+
+    train: np.ndarray
+    test: np.ndarray
+    select_size: int
+
+
+def split_rows(number: int, samples: int, seed: int, test_fraction: float, select_fraction: float) -> Split:
+    """Split one client's samples, keyed by seed and client."""
+    if samples < 2 and test_fraction > 0:
         raise InputError(
-            f"client {number} has {len(x)} sample; at least 2 are needed, one to train and one to test: "
+            f"client {number} has {samples} sample; at least 2 are needed, one to train and one to test: "
             "leave it out, or give a common test set and test_fraction=0"
         )
-    tests = share(len(x), test_fraction)
-    order = torch.from_numpy(numpy_generator(seed, "split", number).permutation(len(x)))
-    train, held = order[tests:], order[:tests]
-    return ClientData(x[train], y[train], share(len(train), select_fraction), x[held], y[held], batch_size)
+    tests = share(samples, test_fraction)
+    order = numpy_generator(seed, "split", number).permutation(samples)
+    return Split(order[tests:], order[:tests], share(samples - tests, select_fraction))
 
 
 def share(samples: int, fraction: float) -> int:

@@ -1,9 +1,11 @@
 """What an engine is to carry out, and the decisions that depend on nothing but its seed."""
 
+import io
 import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from metabayfl.config import Plan
@@ -25,9 +27,9 @@ class Job:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as a plain module: a task, whose parameters are views, must be laid out anew in another process."""
-        model = self.task.initial()
-        module = self.task.export(model["mu"], model.get("buffers"))
-        return make_job, (self.method, module, self.federation, self.plan)
+        model, content = self.task.initial(), io.BytesIO()
+        torch.save(self.task.export(model["mu"], model.get("buffers")), content)
+        return _arrive, (self.method, content.getvalue(), self.federation, self.plan)
 
     @property
     def held_out(self) -> bool:
@@ -73,6 +75,12 @@ class Job:
         jitter = math.exp(0.1 * numpy_generator(self.plan.seed, client, round_, "speed").standard_normal())
         steps = -(-self.train_sizes[client] // int(self.federation.batch_sizes[client])) * self.method.epochs
         return steps * deadline.step_seconds * slowness * jitter > deadline.seconds
+
+
+def _arrive(method: Method, content: bytes, federation: Federation, plan: Plan) -> Job:
+    """Undo `Job.__reduce__`, in a worker that this program has just started."""
+    module = torch.load(io.BytesIO(content), weights_only=False)
+    return make_job(method, module, federation, plan)
 
 
 def make_job(method: Method, model: nn.Module, federation: Federation, plan: Plan) -> Job:
