@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import torch
@@ -176,7 +176,7 @@ def build_steps(net: str) -> Iterator[tuple[str, Step | None]]:
 
 
 def take_turns(steps: dict[str, Step], count: int, repetitions: int) -> dict[str, Turns]:
-    """Let the variants take turns of `count` steps, another one first each time; CPU time, as others share the machine."""
+    """Let the variants take turns of `count` steps, another one first each time; CPU time, as the machine is shared."""
     batches = [(torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))) for _ in range(count)]
     turns = {name: Turns([], []) for name in steps}
     names = list(steps)
@@ -202,7 +202,7 @@ def measure(net: str, repetitions: int) -> dict[str, Any]:
     ratios = {name: _ratio(turn, turns[baseline]) for name, turn in turns.items()}
     return {
         "milliseconds": {name: 1e3 * median(turn.seconds) for name, turn in turns.items()},
-        "page_faults": {name: median(turn.faults) for name, turn in turns.items()},
+        "page_faults": {name: fmean(turn.faults) for name, turn in turns.items()},
         "ratios": ratios,
         "baseline": baseline,
         "bound": NETS[net].bound,
@@ -230,9 +230,9 @@ def show(net: str, result: dict[str, Any]) -> None:
 
 def keep_heap() -> None:
     """Tell glibc to keep freed memory, so that no variant pays for getting its activations anew from the kernel."""
-    libc = ctypes.CDLL(None)
-    if not (libc.mallopt(M_MMAP_THRESHOLD, 32 << 20) and libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)):
-        raise OSError("mallopt refused; run without --keep-heap")
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if not (mallopt and mallopt(M_MMAP_THRESHOLD, 32 << 20) and mallopt(M_TRIM_THRESHOLD, 1 << 30)):
+        raise OSError("this C library does not take mallopt; run without --keep-heap")
 
 
 def main() -> int:

@@ -14,10 +14,13 @@ import torch
 from federations import bits, in_child, leftovers, log, one_line, train
 from metabayfl import tensorfile
 from metabayfl.options import InputError
-from metabayfl.store import CURRENT, EVENTS, STAGED, Checkpoint, RunDirectory, encode_client
+from metabayfl.records import encode_client
+from metabayfl.spool import Address
+from metabayfl.store import CURRENT, EVENTS, STAGED, Checkpoint, RunDirectory
 from metabayfl.types import Fit, Update
 
 SERVER = {"mu": torch.arange(3.0), "buffers": torch.zeros(0)}
+LATEST = {0: Address("000001-7", 0), 2: Address("000001-9", 512), 5: Address("000001-7", 300)}
 
 
 def made(path: Path) -> RunDirectory:
@@ -27,7 +30,7 @@ def made(path: Path) -> RunDirectory:
 
 
 def checkpoint(round_: int = 1) -> Checkpoint:
-    return Checkpoint(round_, SERVER, torch.tensor([round_, 0]))
+    return Checkpoint(round_, SERVER, LATEST)
 
 
 def lines(round_: int) -> list[dict[str, Any]]:
@@ -142,7 +145,7 @@ class TestLock:
         (directory.path / "personal").mkdir()
         for name in (
             ".staged.safetensors.12",
-            "clients/.000001-000001.safetensors.7",
+            "clients/.checkpoint.safetensors.7",
             "personal/.000000.safetensors.99",
         ):
             (directory.path / name).write_bytes(b"half a fi")
@@ -160,8 +163,9 @@ class TestClients:
     def test_a_record_comes_back(self, directory: RunDirectory) -> None:
         """Parts may share tensors and memory with each other, in any way."""
         fit = self.fit()
-        directory.write_client(1, 2, encode_client(fit, {"seconds": 0.5}, keep_personal=True))
-        record = directory.read_client(1, 2)
+        address = directory.write_client(2, encode_client(1, fit, {"seconds": 0.5}, keep_personal=True))
+        record = directory.read_client(address)
+        assert record.client == 1
         assert (record.weight, record.metrics, record.cost["seconds"]) == (5.0, {"nll": 0.25}, 0.5)
         for found, expected in (
             (record.payload, fit.update.payload),
@@ -174,25 +178,28 @@ class TestClients:
 
     def test_what_is_sent_and_kept_is_stored_once_and_counted_alone(self, directory: RunDirectory) -> None:
         payload = {"mu": torch.zeros(1000)}
-        plain = encode_client(Fit(Update(payload, 1.0, {}), {}, {}), {}, keep_personal=True)
-        kept = encode_client(Fit(Update(payload, 1.0, {}), dict(payload), dict(payload)), {}, keep_personal=True)
+        plain = encode_client(0, Fit(Update(payload, 1.0, {}), {}, {}), {}, keep_personal=True)
+        kept = encode_client(0, Fit(Update(payload, 1.0, {}), dict(payload), dict(payload)), {}, keep_personal=True)
         assert len(kept) < len(plain) + 100
-        directory.write_client(0, 1, kept)
+        address = directory.write_client(1, kept)
         sent = tensorfile.encode(payload, {"weight": 1.0, "metrics": {}})
-        assert directory.read_client(0, 1).cost["bytes_up"] == len(sent)
+        assert directory.read_client(address).cost["bytes_up"] == len(sent)
 
     def test_a_personal_model_may_be_left_out(self, directory: RunDirectory) -> None:
-        directory.write_client(0, 1, encode_client(self.fit(), {}, keep_personal=False))
-        assert directory.read_client(0, 1).personal is None
-        assert directory.read_client(0, 1).state.keys() == {"mu", "own", "view"}
+        address = directory.write_client(1, encode_client(0, self.fit(), {}, keep_personal=False))
+        assert directory.read_client(address).personal is None
+        assert directory.read_client(address).state.keys() == {"mu", "own", "view"}
 
     def test_only_records_that_will_be_read_are_kept(self, directory: RunDirectory) -> None:
-        record = encode_client(self.fit(), {}, keep_personal=False)
-        for client, round_ in ((0, 1), (0, 2), (1, 1), (2, 2)):
-            directory.write_client(client, round_, record)
-        (directory.clients / ".000009-000001.safetensors.7").write_bytes(b"half a fi")
-        directory.forget_clients(Checkpoint(2, {}, torch.tensor([2, 1, 0])))
-        assert sorted(path.name[:13] for path in directory.clients.iterdir()) == ["000000-000002", "000001-000001"]
+        found = {
+            (client, round_): directory.write_client(round_, encode_client(client, self.fit(), {}, keep_personal=False))
+            for client, round_ in ((0, 1), (1, 1), (0, 2), (2, 3), (0, 4))
+        }
+        directory.forget_clients(Checkpoint(4, {}, {0: found[0, 4], 1: found[1, 1]}))
+        assert sorted(path.name[:6] for path in directory.spool.path.iterdir()) == ["000001", "000004"]
+        assert directory.read_client(found[1, 1]).client == 1
+        with pytest.raises(InputError, match="is missing"):
+            directory.read_client(found[2, 3])
 
 
 class TestCheckpoint:
@@ -207,7 +214,7 @@ class TestCheckpoint:
         found = directory.checkpoint()
         assert found is not None
         assert directory.checkpoint(staged=True) is None
-        assert (found.round, found.latest.tolist(), list(directory.events())) == (1, [1, 0], lines(1))
+        assert (found.round, found.latest, list(directory.events())) == (1, LATEST, lines(1))
         assert found.server.keys() == SERVER.keys()
         assert all(torch.equal(found.server[name], tensor) for name, tensor in SERVER.items())
 
@@ -278,7 +285,8 @@ class TestARun:
         def watch(event: str, arguments: tuple[Any, ...]) -> None:
             if event == "open" and str(arguments[0]).startswith(str(path)):
                 written = arguments[2] & (os.O_WRONLY | os.O_RDWR)
-                appended = arguments[2] & os.O_APPEND and Path(arguments[0]).name == EVENTS
+                log = Path(arguments[0]).name == EVENTS or Path(arguments[0]).parent.name == "clients"
+                appended = arguments[2] & os.O_APPEND and log
                 fine = tensorfile.is_temporary(Path(arguments[0])) or appended or Path(arguments[0]).name == "lock"
                 if written and not fine:
                     os._exit(7)
@@ -294,8 +302,7 @@ class TestARun:
     def test_nothing_temporary_is_left(self, tmp_path: Path) -> None:
         train(tmp_path / "run", workers=2, rounds=2)
         assert leftovers(tmp_path / "run") == []
-        records = sorted(path.name for path in (tmp_path / "run" / "clients").iterdir())
-        assert records == [f"{client:06d}-000002.safetensors" for client in range(3)]
+        assert {path.name[:6] for path in (tmp_path / "run" / "clients").iterdir()} == {"000002"}
 
     def test_a_leftover_of_a_crash_harms_nobody(self, tmp_path: Path) -> None:
         """A staged round that a power cut has damaged is not read: its round is done again."""

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from metabayfl.options import InputError
+from metabayfl.tensorfile import naming
 
 LENGTH_BYTES = 8
 
@@ -25,39 +27,37 @@ class Spool:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._open: tuple[str, BinaryIO] | None = None
 
     def append(self, round_: int, record: bytes) -> Address:
         """Write a record to this process's segment of a round; on failure nothing of it stays."""
         name = f"{round_:06d}-{os.getpid()}"
-        file = self._file(name)
-        offset = file.seek(0, os.SEEK_END)
-        try:
-            file.write(len(record).to_bytes(LENGTH_BYTES, "little") + record)
-            file.flush()
-        except OSError:
-            self.close()
-            os.truncate(self.path / name, offset)
-            raise
+        path = self.path / name
+        with naming(path), path.open("ab", buffering=0) as file:
+            offset = file.seek(0, os.SEEK_END)
+            try:
+                _write_all(file, len(record).to_bytes(LENGTH_BYTES, "little") + record)
+            except OSError:
+                os.truncate(path, offset)
+                raise
         return Address(name, offset)
 
-    def read(self, address: Address) -> bytes:
+    def read(self, address: Address) -> bytearray:
         """Return a record."""
         path = self.path / address.segment
         try:
-            with path.open("rb") as file:
+            with path.open("rb", buffering=0) as file:
                 file.seek(address.offset)
                 record = _next_record(file)
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        except FileNotFoundError:
+            raise InputError(f"{path} is missing") from None
         if record is None:
             raise InputError(f"{path} is damaged: no whole record at {address.offset}")
         return record
 
-    def scan(self, round_: int) -> Iterator[tuple[Address, bytes]]:
+    def scan(self, round_: int) -> Iterator[tuple[Address, bytearray]]:
         """Return the whole records of a round, from every process that wrote some."""
         for path in sorted(self.path.glob(f"{round_:06d}-*")):
-            with path.open("rb") as file:
+            with path.open("rb", buffering=0) as file:
                 offset = 0
                 while (record := _next_record(file)) is not None:
                     yield Address(path.name, offset), record
@@ -70,21 +70,24 @@ class Spool:
             if path.name not in keep:
                 path.unlink()
 
-    def close(self) -> None:
-        """Close the segment being written."""
-        if self._open is not None:
-            self._open[1].close()
-            self._open = None
 
-    def _file(self, name: str) -> BinaryIO:
-        if self._open is None or self._open[0] != name:
-            self.close()
-            self._open = name, (self.path / name).open("ab")
-        return self._open[1]
+def _write_all(file: FileIO, content: bytes) -> None:
+    """Write everything: one call of the operating system may take only a part, as on a disk that is nearly full."""
+    view = memoryview(content)
+    while view:
+        view = view[file.write(view) :]
 
 
-def _next_record(file: BinaryIO) -> bytes | None:
+def _next_record(file: FileIO) -> bytearray | None:
     head = file.read(LENGTH_BYTES)
-    length = int.from_bytes(head, "little")
-    record = file.read(length) if len(head) == LENGTH_BYTES else b""
-    return record if record and len(record) == length else None
+    record = bytearray(min(int.from_bytes(head, "little"), os.fstat(file.fileno()).st_size))
+    whole = len(head) == LENGTH_BYTES and int.from_bytes(head, "little") == len(record) > 0
+    return record if whole and _fill(file, record) else None
+
+
+def _fill(file: FileIO, record: bytearray) -> bool:
+    """Read until the record is full; False if the file ends before."""
+    view, got = memoryview(record), 0
+    while got < len(record) and (more := file.readinto(view[got:])):
+        got += more
+    return got == len(record)

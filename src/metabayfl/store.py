@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -13,8 +14,10 @@ import torch
 
 from metabayfl import tensorfile
 from metabayfl.options import InputError
+from metabayfl.records import ClientRecord
+from metabayfl.spool import Address, Spool
 from metabayfl.task import Task
-from metabayfl.types import Fit, Params
+from metabayfl.types import Params
 
 FORMAT = 1
 CURRENT = "checkpoint.safetensors"
@@ -27,64 +30,26 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after a published round: the server's, and the round in which each client last took part (0: never)."""
+    """The state after a published round: the server's, and the last record of each client that ever took part."""
 
     round: int
     server: Params
-    latest: torch.Tensor
+    latest: dict[int, Address]
 
 
 @dataclass(frozen=True)
-class ClientRecord:
-    """What a client left in a round, read from disk when it is asked for."""
+class SpooledUpdate:
+    """An update that lies on disk; its payload is read each time it is asked for."""
 
-    path: Path
+    directory: "RunDirectory"
+    address: Address
     weight: float
     metrics: dict[str, float]
-    cost: dict[str, float]
-    """Seconds in the hook, bytes up and down."""
 
     @property
     def payload(self) -> Params:
         """Tensors that the client sent."""
-        return self._part("payload")
-
-    @property
-    def state(self) -> Params:
-        """Tensors that stay with the client."""
-        return self._part("state")
-
-    @property
-    def personal(self) -> Params | None:
-        """Return the client's own model, if it is kept."""
-        return self._part("personal") or None
-
-    def _part(self, part: str) -> Params:
-        tensors, meta = tensorfile.read(self.path)
-        own = {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
-        return own | {name: tensors[f"payload.{name}"] for name in meta["same"].get(part, ())}
-
-
-def _event_of(line: bytes) -> Event:
-    """Read a line of the log; a damaged one gives an empty event."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return {}
-    return event if isinstance(event, dict) and {"event", "round"} <= event.keys() else {}
-
-
-def encode_client(fit: Fit, cost: Mapping[str, float], keep_personal: bool) -> bytes:
-    """Return what a client leaves as a record; a tensor that is sent and also kept is stored once."""
-    payload, weight, metrics = fit.update
-    tensors = {f"payload.{name}": tensor for name, tensor in payload.items()}
-    same: dict[str, list[str]] = {}
-    for part, named in (("state", fit.state), ("personal", fit.personal if keep_personal else {})):
-        same[part] = [name for name, tensor in named.items() if tensor is payload.get(name)]
-        tensors |= {f"{part}.{name}": tensor for name, tensor in named.items() if name not in same[part]}
-    bytes_up = tensorfile.encoded_size(payload, {"weight": weight, "metrics": metrics})
-    meta = {"same": same, "weight": weight, "metrics": metrics, "cost": {**cost, "bytes_up": bytes_up}}
-    return tensorfile.encode_checked(tensors, meta)
+        return self.directory.read_client(self.address).payload
 
 
 class RunDirectory:
@@ -92,7 +57,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.clients = path / "clients"
+        self.spool = Spool(path / "clients")
         self._lock: int | None = None
 
     def create(
@@ -103,7 +68,7 @@ class RunDirectory:
         begun = {path.name for path in here if not tensorfile.is_temporary(path)}
         if (self.path.exists() and not self.path.is_dir()) or begun - STARTING:
             raise InputError(f"{self.path} is not empty: choose another directory, or `metabayfl resume {self.path}`")
-        self.clients.mkdir(parents=True, exist_ok=True)
+        self.spool.path.mkdir(parents=True, exist_ok=True)
         self.lock()
         for name in begun - {"clients", "lock"}:
             (self.path / name).unlink()
@@ -176,32 +141,39 @@ class RunDirectory:
         text = json.dumps(content, indent=2, sort_keys=True) + "\n"
         tensorfile.write_bytes(self.path / name, text.encode())
 
-    def client_path(self, client: int, round_: int) -> Path:
-        """Where a client's record of a round (counted from 1) lies."""
-        return self.clients / f"{client:06d}-{round_:06d}.safetensors"
+    def write_client(self, round_: int, record: bytes) -> Address:
+        """Spool what a client left in a round (counted from 1), as `encode_client` returns it."""
+        return self.spool.append(round_, record)
 
-    def write_client(self, client: int, round_: int, record: bytes) -> None:
-        """Spool what a client left, as `encode_client` returns it."""
-        tensorfile.write_bytes(self.client_path(client, round_), record)
+    def read_client(self, address: Address) -> ClientRecord:
+        """Read a client's record."""
+        try:
+            return ClientRecord(*tensorfile.decode(self.spool.read(address)))
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{self.spool.path / address.segment} is damaged at {address.offset}: {error}") from None
 
-    def read_client(self, client: int, round_: int) -> ClientRecord:
-        """Open a client's record."""
-        path = self.client_path(client, round_)
-        _, meta = tensorfile.read(path)
-        return ClientRecord(path, meta["weight"], meta["metrics"], meta["cost"])
+    def spooled(self, round_: int) -> dict[int, Address]:
+        """Where the whole records of a round lie that an interrupted run has left."""
+        found: dict[int, Address] = {}
+        for address, _ in self.spool.scan(round_):
+            with suppress(InputError):
+                found[self.read_client(address).client] = address
+        return found
 
     def forget_clients(self, checkpoint: Checkpoint) -> None:
         """Remove records that no later round will read."""
-        keep = {self.client_path(n, int(r)).name for n, r in enumerate(checkpoint.latest.tolist())}
-        for path in self.clients.iterdir():
-            if path.name not in keep:
-                path.unlink()
+        self.spool.forget_all_but(address.segment for address in checkpoint.latest.values())
 
     def stage(self, checkpoint: Checkpoint) -> None:
         """Write the state after a round beside the current one, so that it can be judged before it is published."""
         tensors = {f"server.{name}": tensor for name, tensor in checkpoint.server.items()}
-        tensors["latest"] = checkpoint.latest
-        tensorfile.write(self.path / STAGED, tensors, {"round": checkpoint.round})
+        segments = sorted({address.segment for address in checkpoint.latest.values()})
+        number = {segment: index for index, segment in enumerate(segments)}
+        latest = [(client, number[segment], offset) for client, (segment, offset) in checkpoint.latest.items()]
+        tensors["latest"] = torch.tensor(latest, dtype=torch.int64).reshape(-1, 3)
+        tensorfile.write(self.path / STAGED, tensors, {"round": checkpoint.round, "segments": segments})
 
     def publish(self, events: Iterable[Event]) -> None:
         """Make the staged round the current one: everything to disk once, then one rename."""
@@ -218,7 +190,8 @@ class RunDirectory:
         if not path.exists():
             return None
         tensors, meta = tensorfile.read(path)
-        latest = tensors.pop("latest")
+        rows = tensors.pop("latest").tolist()
+        latest = {client: Address(meta["segments"][number], offset) for client, number, offset in rows}
         return Checkpoint(meta["round"], {name.removeprefix("server."): t for name, t in tensors.items()}, latest)
 
     def write_model(self, name: str, model: Params, task: Task) -> None:
@@ -245,3 +218,12 @@ class RunDirectory:
             advice = f"but round {round_} is published: mend or remove its first bad line"
             raise InputError(f"{self.path / EVENTS} is damaged after round {last}, {advice}")
         tensorfile.write_bytes(self.path / EVENTS, "".join(json.dumps(event) + "\n" for event in kept).encode())
+
+
+def _event_of(line: bytes) -> Event:
+    """Read a line of the log; a damaged one gives an empty event."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) and {"event", "round"} <= event.keys() else {}

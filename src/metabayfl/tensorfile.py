@@ -21,6 +21,7 @@ DTYPES = {
     torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def encode(tensors: Params, meta: Mapping[str, Any] | None = None) -> bytes:
@@ -109,6 +110,23 @@ def sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def decode(content: bytearray) -> tuple[Params, dict[str, Any]]:
+    """Undo `encode_checked`; the tensors are views of the content. What is damaged raises a ValueError."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    meta = json.loads(header.pop(METADATA)[KEY])
+    tensors = {}
+    for name, about in header.items():
+        dtype, (begin, end) = TYPES[about["dtype"]], about["data_offsets"]
+        count = (end - begin) // dtype.itemsize
+        at = {"count": count, "offset": start + begin}
+        flat = torch.frombuffer(content, dtype=dtype, **at) if count else torch.empty(0, dtype=dtype)
+        tensors[name] = flat.view(about["shape"])
+    if meta.pop("crc", None) != checksum(tensors, meta):
+        raise ValueError("its content does not match its checksum")
+    return tensors, meta
 
 
 def read(path: Path) -> tuple[Params, dict[str, Any]]:

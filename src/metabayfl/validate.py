@@ -14,7 +14,18 @@ from metabayfl.types import Params, Received
 
 LARGEST_METRICS = 64
 LONGEST_NAME = 64
-LOG_FIELDS = {"event", "round", "client", "fault", "weight", "seconds", "bytes_up", "bytes_down"}
+LOG_FIELDS = {
+    "event",
+    "round",
+    "client",
+    "fault",
+    "weight",
+    "seconds",
+    "comm_seconds",
+    "peak_memory_bytes",
+    "bytes_up",
+    "bytes_down",
+}
 """What an engine says about an update in its log; a metric cannot have these names."""
 META_BYTES = 1 << 17
 """Room for the weight and as many metrics, with names as long, as are allowed."""

@@ -1,5 +1,6 @@
 """What happens at the clients: the same code in this process and in a worker."""
 
+import resource
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from metabayfl import tensorfile
 from metabayfl.engine.plan import Job
 from metabayfl.options import InputError
 from metabayfl.randomness import keyed_globals, numpy_generator
-from metabayfl.store import Checkpoint, RunDirectory, encode_client
+from metabayfl.records import encode_client
+from metabayfl.spool import Address
+from metabayfl.store import Checkpoint, RunDirectory
 from metabayfl.types import Context, Params, TrainData
 from metabayfl.validate import BadUpdate, find_malformed
 
@@ -19,11 +22,12 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Receipt:
-    """How a fit ended; what it left lies in the run directory unless it failed."""
+    """How a fit ended: where its record lies, or why it failed."""
 
     client: int
     cost: Metrics
     failure: str = ""
+    address: Address | None = None
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,17 @@ class Desk:
         checkpoint = self._load(round_)
         down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
         cost: Metrics = {"bytes_down": tensorfile.encoded_size(down)}
+        started = time.perf_counter()
         try:
             record = self._train(down, state, ctx, cost)
         except Exception as error:  # a stranger's model may raise anything; the round can go on without this client
             return Receipt(client, cost, describe(error))
-        self.directory.write_client(client, round_ + 1, record)
-        return Receipt(client, cost)
+        address = self.directory.write_client(round_ + 1, record)
+        own = {
+            "comm_seconds": time.perf_counter() - started - cost["seconds"],
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
+        return Receipt(client, own, address=address)
 
     def _train(self, down: Params, state: Params, ctx: Context, cost: Metrics) -> bytes:
         """Let the method fit; returns the client's record, and notes the seconds among the costs."""
@@ -67,7 +76,7 @@ class Desk:
         fault = find_malformed(fit.update)
         if fault:
             raise BadUpdate(fault)
-        return encode_client(fit, cost, self.job.plan.keep_personal)
+        return encode_client(ctx.client or 0, fit, cost, self.job.plan.keep_personal)
 
     def score_client(self, client: int, round_: int) -> LocalScores | None:
         """Judge the global and the personal model on a client's test part after `round_` rounds."""
@@ -120,20 +129,18 @@ class Desk:
         return {name: tensor.clone() for name, tensor in down.items()}
 
     def _state(self, checkpoint: Checkpoint, ctx: Context) -> Params:
-        latest = self._latest(checkpoint, ctx)
-        if latest:
-            return self.directory.read_client(ctx.client or 0, latest).state
+        latest = checkpoint.latest.get(ctx.client or 0)
+        if latest is not None:
+            return self.directory.read_client(latest).state
         with keyed(ctx, "init_client"):
             return self.job.method.init_client(ctx)
 
     def _personal(self, checkpoint: Checkpoint, down: Params, state: Params, ctx: Context) -> Params:
-        client, latest = ctx.client or 0, self._latest(checkpoint, ctx)
-        kept = self.directory.read_client(client, latest).personal if latest else None
+        client = ctx.client or 0
+        latest = checkpoint.latest.get(client)
+        kept = None if latest is None else self.directory.read_client(latest).personal
         with keyed(ctx, "personalise"):
             return self.job.method.personalise(down, state, kept, self._data(client), ctx)
-
-    def _latest(self, checkpoint: Checkpoint, ctx: Context) -> int:
-        return int(checkpoint.latest[ctx.client or 0])
 
     def _data(self, client: int) -> TrainData:
         return self.job.federation.client(client).train_data(self.job.held_out, self.job.task.weights.dtype)
@@ -154,3 +161,8 @@ def describe(error: BaseException) -> str:
     """One line about an error."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def peak_memory_bytes() -> int:
+    """Most memory that this process has had resident so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

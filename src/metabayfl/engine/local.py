@@ -1,19 +1,20 @@
 """The loop on one machine: invite, fit, validate, average, judge, publish; and go on after any interruption."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from metabayfl.engine.client import Desk, LocalScores, Receipt, keyed
+from metabayfl.engine.client import Desk, LocalScores, Receipt, keyed, peak_memory_bytes
 from metabayfl.engine.plan import Job
 from metabayfl.engine.workers import InProcess, Pool, make_workers
 from metabayfl.metrics import summarise
 from metabayfl.options import InputError
-from metabayfl.store import Checkpoint, ClientRecord, Event, RunDirectory
+from metabayfl.store import Checkpoint, Event, RunDirectory, SpooledUpdate
+from metabayfl.types import Params
 from metabayfl.validate import Limits, find_fault
 
 Observer = Callable[[Event], None]
@@ -81,7 +82,7 @@ class Loop:
         ctx = self.job.context(0)
         with keyed(ctx, "init_server"):
             server = self.job.method.init_server(ctx)
-        checkpoint = Checkpoint(0, server, torch.zeros(len(self.job.federation), dtype=torch.int64))
+        checkpoint = Checkpoint(0, server, {})
         self.directory.stage(checkpoint)
         self.directory.publish([])
         return checkpoint
@@ -90,56 +91,64 @@ class Loop:
         """One round, from a published state to the next."""
         started = time.perf_counter()
         number = before.round + 1
-        events = self._fit(before)
-        good = [event["client"] for event in events if not event["fault"]]
-        if len(good) < self.job.plan.min_updates:
-            raise TooFewUpdates(self._explain_shortage(events, number, len(good)))
-        latest = before.latest.clone()
-        latest[good] = number
-        after = Checkpoint(number, self._aggregate(before, good), latest)
+        events, updates = self._fit(before)
+        if len(updates) < self.job.plan.min_updates:
+            raise TooFewUpdates(self._explain_shortage(events, number, len(updates)))
+        latest = before.latest | {client: update.address for client, update in updates.items()}
+        after = Checkpoint(number, self._aggregate(before, list(updates.values())), latest)
         self.directory.stage(after)
         trained = time.perf_counter()
         metrics = self._judge(number)
         events += self._deaths(number)
-        events.append({"event": "round", "round": number, "updates": len(good), "metrics": metrics})
+        events.append({"event": "round", "round": number, "updates": len(updates), "metrics": metrics})
         events[-1] |= {"train_seconds": trained - started, "eval_seconds": time.perf_counter() - trained}
+        events[-1] |= {"server_peak_memory_bytes": peak_memory_bytes()}
         self.directory.publish(events)
         self.directory.forget_clients(after)
         for event in events:
             self.observe(event)
         return after
 
-    def _fit(self, before: Checkpoint) -> list[Event]:
-        """Let the invited clients train, longest first, and check what they send; one event for each, by id."""
+    def _fit(self, before: Checkpoint) -> tuple[list[Event], dict[int, SpooledUpdate]]:
+        """Let the invited clients train, longest first; returns an event for each and the good updates, by id."""
         invited = self.job.participants(before.round)
-        late = [client for client in invited if self.job.is_late(client, before.round)]
+        receipts = {
+            client: Receipt(client, {}, failure="missed the deadline")
+            for client in invited
+            if self.job.is_late(client, before.round)
+        }
         limits = Limits(self.job.method.payload_like(before.server, self.job.context(before.round)))
-        spooled = [c for c in invited if c not in late and self._is_spooled(c, before.round + 1, limits)]
-        todo = sorted(set(invited) - set(late) - set(spooled), key=lambda c: (-self.job.train_sizes[c], c))
-        failed = {receipt.client: receipt for receipt in self._call("fit", todo, before.round) if receipt.failure}
-        failed |= {client: Receipt(client, {}, "missed the deadline") for client in late}
-        return [self._event(client, before.round + 1, failed.get(client), limits) for client in invited]
+        receipts |= self._receipts_of_an_interrupted_round(before.round + 1, limits)
+        todo = sorted(set(invited) - receipts.keys(), key=lambda c: (-self.job.train_sizes[c], c))
+        receipts |= {receipt.client: receipt for receipt in self._call("fit", todo, before.round)}
+        events, updates = [], {}
+        for client in invited:
+            event, update = self._inspect(receipts[client], limits)
+            events.append({"event": "client", "round": before.round + 1, "client": client} | event)
+            if update is not None:
+                updates[client] = update
+        return events, updates
 
-    def _is_spooled(self, client: int, round_: int, limits: Limits) -> bool:
-        """Whether an interrupted run has left a whole and good record of this round."""
-        try:
-            return not find_fault(self.directory.read_client(client, round_), limits)
-        except InputError:
-            return False
+    def _receipts_of_an_interrupted_round(self, round_: int, limits: Limits) -> dict[int, Receipt]:
+        """Return the clients whose good records lie there already; bad ones may have been mended since."""
+        found = self.directory.spooled(round_).items()
+        good = [(c, a) for c, a in found if not find_fault(self.directory.read_client(a), limits)]
+        return {client: Receipt(client, {}, address=address) for client, address in good}
 
-    def _event(self, client: int, round_: int, failed: Receipt | None, limits: Limits) -> Event:
-        """Return the line of a client in the log; `fault` says why its update does not count."""
-        event: Event = {"event": "client", "round": round_, "client": client}
-        if failed is not None:
-            return event | {"fault": failed.failure, **failed.cost}
-        record = self.directory.read_client(client, round_)
-        return event | {"fault": find_fault(record, limits), "weight": record.weight, **record.metrics, **record.cost}
+    def _inspect(self, receipt: Receipt, limits: Limits) -> tuple[Event, SpooledUpdate | None]:
+        """Return what to log of a client, and its update if it is good; `fault` says why it is not."""
+        if receipt.address is None:
+            return {"fault": receipt.failure, **receipt.cost}, None
+        record = self.directory.read_client(receipt.address)
+        fault = find_fault(record, limits)
+        event = {"fault": fault, "weight": record.weight, **record.metrics, **record.cost, **receipt.cost}
+        update = SpooledUpdate(self.directory, receipt.address, record.weight, record.metrics)
+        return event, None if fault else update
 
-    def _aggregate(self, before: Checkpoint, clients: list[int]) -> dict[str, torch.Tensor]:
-        records: list[ClientRecord] = [self.directory.read_client(c, before.round + 1) for c in clients]
+    def _aggregate(self, before: Checkpoint, updates: list[SpooledUpdate]) -> Params:
         ctx = self.job.context(before.round)
         with keyed(ctx, "aggregate"):
-            return self.job.method.aggregate(before.server, records, ctx)
+            return self.job.method.aggregate(before.server, updates, ctx)
 
     def _judge(self, round_: int) -> dict[str, dict[str, dict[str, float]]]:
         """Metrics of the three views (docs/methods.md 1.6) if this is a round to evaluate."""
@@ -156,15 +165,14 @@ class Loop:
             views["P/L"] = summary([scores.personal_model for scores in local], local)
         return views
 
-    def _call(self, name: str, clients: "list[int] | range", round_: int) -> Iterator[Any]:
+    def _call(self, name: str, clients: Sequence[int], round_: int) -> Iterator[Any]:
         return self.workers.run([(name, (client, round_)) for client in clients])
 
     def _export(self, checkpoint: Checkpoint) -> None:
         """Write the models for those who will use them."""
         model = self.job.method.global_model(checkpoint.server, self.job.context(checkpoint.round))
         if self.job.plan.keep_personal:
-            took_part = checkpoint.latest.nonzero().flatten().tolist()
-            list(self._call("export_personal", took_part, checkpoint.round))
+            list(self._call("export_personal", sorted(checkpoint.latest), checkpoint.round))
         for event in self._deaths(checkpoint.round):
             self.observe(event)
         self.directory.forget_clients(checkpoint)
