@@ -68,7 +68,7 @@ def overhead_ms(clients: int) -> float:
         out = Path(scratch, "run")
         mb.federate(model(), federation(clients), TimedFedAvg(epochs=1), rounds=ROUNDS, out=out, eval={"every": ROUNDS})
         rounds = [event for event in RunDirectory(out).events() if event["event"] == "round"]
-    wall = sum(event["train_seconds"] for event in rounds)
+    wall = float(sum(event["train_seconds"] for event in rounds))
     return (wall - hook_seconds) / (clients * ROUNDS) * 1e3
 
 

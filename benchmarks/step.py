@@ -1,7 +1,6 @@
 """Time one training step, plain and Bayesian, ours and others'; exit 1 if our Bayesian step exceeds its bound."""
 
 import argparse
-import ctypes
 import json
 import resource
 import sys
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from metabayfl import models
+from metabayfl.engine.process import keep_heap
 from metabayfl.gaussian import Elbo, Prior, initial
 from metabayfl.likelihood import Categorical
 from metabayfl.optim import Adam, Objective, PointLoss
@@ -44,7 +44,6 @@ PLAIN = ("plain, fused Adam", "plain, foreach Adam")
 JUDGED = "ours, Bayesian all"
 BATCH, WARM_UP = 32, 3
 RATE, SIGMA, PRIOR_SIGMA, KL_SCALE = 1e-4, 0.02, 0.1, 1e-5
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def plain(module: nn.Module, *, fused: bool) -> Step:
@@ -228,32 +227,23 @@ def show(net: str, result: dict[str, Any]) -> None:
         print(f"  not importable: {', '.join(result['not_importable'])}")
 
 
-def keep_heap() -> None:
-    """Tell glibc to keep freed memory, so that no variant pays for getting its activations anew from the kernel."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if not (mallopt and mallopt(M_MMAP_THRESHOLD, 32 << 20) and mallopt(M_TRIM_THRESHOLD, 1 << 30)):
-        raise OSError("this C library does not take mallopt; run without --keep-heap")
-
-
 def main() -> int:
     """Measure, print, write; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=60, help="turns of each variant")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here")
-    parser.add_argument("--keep-heap", action="store_true", help="freed memory stays in the process (glibc)")
     options = parser.parse_args()
     if options.repetitions < 1:
         parser.error(f"--repetitions {options.repetitions}: give at least 1")
     torch.set_num_threads(1)
-    if options.keep_heap:
-        keep_heap()
+    keep_heap()
     results = {}
     for net in NETS:
         results[net] = measure(net, options.repetitions)
         show(net, results[net])
     if options.json:
         machine = {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
-        run = {"batch": BATCH, "repetitions": options.repetitions, "keep_heap": options.keep_heap, "nets": results}
+        run = {"batch": BATCH, "repetitions": options.repetitions, "nets": results}
         options.json.write_text(json.dumps(machine | run, indent=2) + "\n")
     return 0 if all(result["passed"] for result in results.values()) else 1
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import metabayfl as mb
-from metabayfl import tensorfile
 from metabayfl.result import ClassPrediction, Result, ValuePrediction
+from metabayfl.store import RunDirectory
+from metabayfl.types import Diverged
 from strangers import STRANGERS, Cnn, Constants, FrozenBackbone, NormedMlp, Vit, meet
 
 
@@ -457,13 +458,15 @@ class TestTestDataAreNeverSeen:
         """Judged after the last round only, poison stops the run there: rounds 1 and 2 are published, 3 is staged."""
         options: dict[str, Any] = {"rounds": 3, "eval": {"every": 3}}
         run(mlp(), easy(size=20), method, out=tmp_path / "clean", **options)
-        with pytest.raises(ValueError, match="finite"):
+        with pytest.raises(Diverged, match="NaN or infinite after round 3"):
             run(mlp(), self.poisoned(easy(size=20)), method, out=tmp_path / "poisoned", **options)
-        clean, _ = tensorfile.read(tmp_path / "clean" / "checkpoint.safetensors")
-        staged, _ = tensorfile.read(tmp_path / "poisoned" / "staged.safetensors")
-        assert clean.keys() == staged.keys()
-        assert all(torch.equal(clean[name], staged[name]) for name in clean)
-        assert not torch.isnan(staged["server.mu"]).any()
+        clean = RunDirectory(tmp_path / "clean").checkpoint()
+        staged = RunDirectory(tmp_path / "poisoned").checkpoint(staged=True)
+        assert clean is not None
+        assert staged is not None
+        assert clean.server.keys() == staged.server.keys()
+        assert all(torch.equal(clean.server[name], staged.server[name]) for name in clean.server)
+        assert not torch.isnan(staged.server["mu"]).any()
 
     def test_not_by_a_hook(self) -> None:
         """What a client's hooks are given has no storage in common with test data."""

@@ -15,7 +15,7 @@ from federations import bits, in_child, leftovers, log, one_line, train
 from metabayfl import tensorfile
 from metabayfl.options import InputError
 from metabayfl.records import encode_client
-from metabayfl.spool import Address
+from metabayfl.spool import Address, Spool
 from metabayfl.store import CURRENT, EVENTS, STAGED, Checkpoint, RunDirectory
 from metabayfl.types import Fit, Update
 
@@ -200,6 +200,76 @@ class TestClients:
         assert directory.read_client(found[1, 1]).client == 1
         with pytest.raises(InputError, match="is missing"):
             directory.read_client(found[2, 3])
+
+
+class TestSpool:
+    def test_records_come_back_in_any_order(self, tmp_path: Path) -> None:
+        spool = Spool(tmp_path)
+        records = [bytes([number]) * (number + 1) * 1000 for number in range(5)]
+        found = [spool.append(3, record) for record in records]
+        for address, record in reversed(list(zip(found, records, strict=True))):
+            assert spool.read(address) == record
+        assert [bytes(record) for _, record in spool.scan(3)] == records
+        assert list(spool.scan(4)) == []
+        assert len(list(tmp_path.iterdir())) == 1
+
+    def test_a_record_cut_short_is_never_given_out(self, tmp_path: Path) -> None:
+        spool = Spool(tmp_path)
+        spool.append(1, b"whole" * 9)
+        last = spool.append(1, b"cut" * 9)
+        path = tmp_path / last.segment
+        content = path.read_bytes()
+        for length in range(last.offset, len(content)):
+            path.write_bytes(content[:length])
+            assert [bytes(record) for _, record in spool.scan(1)] == [b"whole" * 9]
+            with pytest.raises(InputError, match=r"is damaged: no whole record at \d+$"):
+                spool.read(last)
+
+    def test_nobody_goes_on_with_the_segment_of_a_dead_process(self, tmp_path: Path) -> None:
+        """In a container the process ids of one start are those of the next."""
+        dead = Spool(tmp_path).append(1, b"cut" * 9)
+        path = tmp_path / dead.segment
+        path.write_bytes(path.read_bytes()[:-4])
+        spool = Spool(tmp_path)
+        for number in range(3):
+            spool.append(1, bytes([number]) * 9)
+        assert sorted(bytes(record) for _, record in Spool(tmp_path).scan(1)) == [bytes([n]) * 9 for n in range(3)]
+
+    @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+    def test_a_failed_write_leaves_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    ) -> None:
+        spool = Spool(tmp_path)
+        first = spool.append(1, b"first")
+
+        def half(file: Any, content: bytes) -> None:
+            file.write(content[:9])
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr("metabayfl.spool._write_all", half)
+            with pytest.raises(type(error)):
+                spool.append(1, b"second")
+        third = spool.append(1, b"third")
+        assert third.segment == first.segment
+        assert [bytes(record) for _, record in spool.scan(1)] == [b"first", b"third"]
+
+    def test_damage_in_the_middle_is_noticed_everywhere(self, directory: RunDirectory) -> None:
+        """Whatever bit is changed, each record is either as it was or refused."""
+        fit = Fit(Update({"mu": torch.ones(2)}, 1.0, {}), {}, {})
+        found = [directory.write_client(1, encode_client(n, fit, {}, keep_personal=False)) for n in range(2)]
+        path = directory.spool.path / found[0].segment
+        content = path.read_bytes()
+        for place in range(len(content)):
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << place % 8
+            path.write_bytes(flipped)
+            broken = int(place >= found[1].offset)
+            assert directory.read_client(found[1 - broken]).client == 1 - broken
+            with pytest.raises(InputError, match="is damaged") as caught:
+                directory.read_client(found[broken])
+            assert str(path) in one_line(caught.value)
+            assert broken not in directory.spooled(1)
 
 
 class TestCheckpoint:

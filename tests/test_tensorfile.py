@@ -34,6 +34,15 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return values.to(dtype)
 
 
+HEADERS = st.one_of(
+    PLAIN,
+    st.fixed_dictionaries({tensorfile.METADATA: PLAIN}),
+    st.builds(
+        lambda meta, about: {tensorfile.METADATA: {tensorfile.KEY: json.dumps(meta)}, "x": about},
+        PLAIN,
+        PLAIN | st.fixed_dictionaries({"dtype": st.just("F32") | PLAIN, "shape": PLAIN, "data_offsets": PLAIN}),
+    ),
+).map(lambda header: json.dumps(header).encode())
 FILES = st.dictionaries(NAMES, tensors(), max_size=6)
 
 
@@ -189,6 +198,41 @@ def test_what_is_not_a_file_is_refused_in_one_line(tmp_path: Path) -> None:
         tensorfile.read(tmp_path / "nowhere")
     with pytest.raises(InputError, match="is damaged"):
         tensorfile.read(tmp_path)
+
+
+class TestDecode:
+    """The same files in memory, for records that lie beside others in one file."""
+
+    @settings(max_examples=60, deadline=None)
+    @given(FILES, METAS)
+    def test_it_undoes_encode(self, named: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        read, about = tensorfile.decode(bytearray(tensorfile.encode_checked(named, meta)))
+        assert read.keys() == named.keys()
+        assert all(same(read[name], tensor) for name, tensor in named.items())
+        assert json.dumps(about, sort_keys=True) == json.dumps(meta, sort_keys=True)
+
+    def refused(self, content: bytes) -> bool:
+        try:
+            tensorfile.decode(bytearray(content))
+        except ValueError as error:
+            return bool(one_line(error))
+        return False
+
+    def test_every_flipped_bit_and_every_truncation_is_noticed(self) -> None:
+        content = tensorfile.encode_checked(SMALL, {"round": 2, "weight": 12})
+        assert not self.refused(content)
+        for place in range(8 * len(content)):
+            flipped = bytearray(content)
+            flipped[place // 8] ^= 1 << place % 8
+            assert self.refused(bytes(flipped)), f"bit {place % 8} of byte {place // 8}"
+        assert all(self.refused(content[:length]) for length in range(len(content)))
+        assert self.refused(content + b"\0")
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.binary(max_size=60) | HEADERS)
+    def test_garbage_is_refused(self, garbage: bytes) -> None:
+        assert self.refused(garbage)
+        assert self.refused(len(garbage).to_bytes(8, "little") + garbage + b"\0" * 16)
 
 
 class TestWriting:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from metabayfl.config import EvalOptions, Plan, SelectOptions
 from metabayfl.data.arrays import whole
 from metabayfl.data.federation import Federation
 from metabayfl.engine import local
+from metabayfl.engine.local import MISSED_DEADLINE
 from metabayfl.engine.plan import Job, make_job
 from metabayfl.environment import describe_environment
 from metabayfl.methods import BayFL
@@ -48,7 +50,7 @@ def federate(
     `metabayfl.config.Plan`, such as clients_per_round.
     """
     options = Plan(rounds=rounds, seed=seed, select=SelectOptions(held_out=held_out), eval=eval or {}, **plan)
-    return run_job(
+    result = run_job(
         model,
         federation,
         BayFL() if method is None else method,
@@ -58,6 +60,11 @@ def federate(
         resume=resume,
         observe=observe,
     )
+    faults = [event for event in result.events if event.get("fault") and event["fault"] != MISSED_DEADLINE]
+    if faults:
+        first = f"round {faults[0]['round']}, client {faults[0]['client']}: {faults[0]['fault']}"
+        warnings.warn(f"{len(faults)} updates did not count ({first})", stacklevel=2)
+    return result
 
 
 def run_job(
@@ -108,9 +115,6 @@ def open_run(directory: RunDirectory, about: dict[str, Any], job: Job, resume: b
     """Begin a run, or make sure that a run to be resumed is the same one."""
     environment = describe_environment(job.federation, job.plan.seed)
     if not resume or not (directory.path / "run.json").exists():
-        here = {path.name for path in directory.path.iterdir()} if directory.path.is_dir() else set()
-        if here - {"clients"} and "lock" not in here:  # such as a directory with nothing but the user's config.toml
-            raise InputError(f"{directory.path} is not empty: choose another directory")
         directory.create(about, environment, job.task.constants(), config)
         return
     directory.lock()

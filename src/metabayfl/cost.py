@@ -13,8 +13,8 @@ from torch import nn
 from metabayfl.api import check_job
 from metabayfl.config import RunConfig
 from metabayfl.engine import plan
-from metabayfl.engine.local import one_thread
 from metabayfl.engine.plan import Job
+from metabayfl.engine.process import one_thread
 from metabayfl.experiment import Experiment
 from metabayfl.methods import create, table
 from metabayfl.methods.base import NotNegative, Positive

@@ -33,7 +33,7 @@ def keyed_globals(*key: Key) -> Iterator[None]:
     """Seed the global generators (nn.Dropout and user code draw from them) inside, and put them back after."""
     seed = seed_of(*key)
     saved = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed also queues calls for devices that are not there
     np.random.seed(seed % 2**32)
     random.seed(seed)
     try:

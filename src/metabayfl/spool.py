@@ -1,6 +1,7 @@
 """Records appended to segment files: thousands of clients leave theirs without a file each."""
 
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
@@ -22,21 +23,23 @@ class Address(NamedTuple):
 class Spool:
     """A directory of segments, one for each round and writing process; a record is its length and its bytes.
 
-    A record that a crash has cut short is the last of its segment, and is never given out.
+    A record that a crash has cut short is the last of its segment, and is never given out. Nobody goes on with the
+    segment of another: process ids come again, so a name has a random part too.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.token = secrets.token_hex(4)
 
     def append(self, round_: int, record: bytes) -> Address:
         """Write a record to this process's segment of a round; on failure nothing of it stays."""
-        name = f"{round_:06d}-{os.getpid()}"
+        name = f"{round_:06d}-{os.getpid()}-{self.token}"
         path = self.path / name
         with naming(path), path.open("ab", buffering=0) as file:
             offset = file.seek(0, os.SEEK_END)
             try:
                 _write_all(file, len(record).to_bytes(LENGTH_BYTES, "little") + record)
-            except OSError:
+            except BaseException:
                 os.truncate(path, offset)
                 raise
         return Address(name, offset)

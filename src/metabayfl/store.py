@@ -66,7 +66,8 @@ class RunDirectory:
         """Start a run in an empty or missing directory, or in one whose start was interrupted."""
         here = self.path.iterdir() if self.path.is_dir() else ()
         begun = {path.name for path in here if not tensorfile.is_temporary(path)}
-        if (self.path.exists() and not self.path.is_dir()) or begun - STARTING:
+        interrupted = "lock" in begun or not begun - {"clients"}
+        if (self.path.exists() and not self.path.is_dir()) or begun - STARTING or not interrupted:
             raise InputError(f"{self.path} is not empty: choose another directory, or `metabayfl resume {self.path}`")
         self.spool.path.mkdir(parents=True, exist_ok=True)
         self.lock()
@@ -147,11 +148,10 @@ class RunDirectory:
 
     def read_client(self, address: Address) -> ClientRecord:
         """Read a client's record."""
+        content = self.spool.read(address)
         try:
-            return ClientRecord(*tensorfile.decode(self.spool.read(address)))
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            if isinstance(error, InputError):
-                raise
+            return ClientRecord(*tensorfile.decode(content))
+        except ValueError as error:
             raise InputError(f"{self.spool.path / address.segment} is damaged at {address.offset}: {error}") from None
 
     def spooled(self, round_: int) -> dict[int, Address]:

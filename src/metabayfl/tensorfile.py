@@ -114,9 +114,23 @@ def sync_directory(path: Path) -> None:
 
 def decode(content: bytearray) -> tuple[Params, dict[str, Any]]:
     """Undo `encode_checked`; the tensors are views of the content. What is damaged raises a ValueError."""
+    try:
+        tensors, meta = _views(content)
+        header, _ = _header(tensors, meta)
+        exact = content[: 8 + len(header)] == len(header).to_bytes(8, "little") + header
+        exact = exact and len(content) == encoded_size(tensors, meta)
+        intact = meta.pop("crc", None) == checksum(tensors, meta) and exact
+    except (KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"it cannot be read ({type(error).__name__})") from None
+    if not intact:
+        raise ValueError("its content does not match its checksum")
+    return tensors, meta
+
+
+def _views(content: bytearray) -> tuple[Params, dict[str, Any]]:
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
-    meta = json.loads(header.pop(METADATA)[KEY])
+    meta: dict[str, Any] = json.loads(header.pop(METADATA)[KEY])
     tensors = {}
     for name, about in header.items():
         dtype, (begin, end) = TYPES[about["dtype"]], about["data_offsets"]
@@ -124,8 +138,6 @@ def decode(content: bytearray) -> tuple[Params, dict[str, Any]]:
         at = {"count": count, "offset": start + begin}
         flat = torch.frombuffer(content, dtype=dtype, **at) if count else torch.empty(0, dtype=dtype)
         tensors[name] = flat.view(about["shape"])
-    if meta.pop("crc", None) != checksum(tensors, meta):
-        raise ValueError("its content does not match its checksum")
     return tensors, meta
 
 

@@ -1,6 +1,5 @@
 """What happens at the clients: the same code in this process and in a worker."""
 
-import resource
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,12 +8,13 @@ import torch
 
 from metabayfl import tensorfile
 from metabayfl.engine.plan import Job
+from metabayfl.engine.process import peak_memory_bytes
 from metabayfl.options import InputError
 from metabayfl.randomness import keyed_globals, numpy_generator
 from metabayfl.records import encode_client
 from metabayfl.spool import Address
 from metabayfl.store import Checkpoint, RunDirectory
-from metabayfl.types import Context, Params, TrainData
+from metabayfl.types import Context, Diverged, Params, TrainData
 from metabayfl.validate import BadUpdate, find_malformed
 
 Metrics = dict[str, float]
@@ -149,6 +149,9 @@ class Desk:
         x = x.to(self.job.task.weights.dtype) if x.is_floating_point() else x
         with keyed(ctx, "predict"):
             outputs = self.job.method.predict(model, x, self.job.plan.eval.samples, ctx)
+        if not outputs.isfinite().all():
+            who = "the global model" if ctx.client is None else f"a model of client {ctx.client}"
+            raise Diverged(f"{who} gives outputs that are NaN or infinite after round {ctx.round}")
         return self.job.task.likelihood.measure(outputs, y)
 
 
@@ -161,8 +164,3 @@ def describe(error: BaseException) -> str:
     """One line about an error."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
-def peak_memory_bytes() -> int:
-    """Most memory that this process has had resident so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

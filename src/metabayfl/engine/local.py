@@ -2,14 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from metabayfl.engine.client import Desk, LocalScores, Receipt, keyed, peak_memory_bytes
+from metabayfl.engine.client import Desk, LocalScores, Receipt, keyed
 from metabayfl.engine.plan import Job
+from metabayfl.engine.process import keep_heap, one_thread, peak_memory_bytes
 from metabayfl.engine.workers import InProcess, Pool, make_workers
 from metabayfl.metrics import summarise
 from metabayfl.options import InputError
@@ -19,6 +17,7 @@ from metabayfl.validate import Limits, find_fault
 
 Observer = Callable[[Event], None]
 LISTED_FAULTS = 5
+MISSED_DEADLINE = "missed the deadline"
 BETTER_WHEN_HIGHER = ("accuracy", "coverage_95")
 
 
@@ -34,23 +33,13 @@ def run(
     until: int | None = None,
 ) -> None:
     """Carry a job to its last round, or only until an earlier one; published rounds are not repeated."""
+    keep_heap()
     with one_thread():
         loop = Loop(job, directory, workers, observe)
         try:
             loop.run(until)
         finally:
             loop.workers.close()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one thread per process: threads that share cores are slower, and results must not depend on their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass
@@ -113,7 +102,7 @@ class Loop:
         """Let the invited clients train, longest first; returns an event for each and the good updates, by id."""
         invited = self.job.participants(before.round)
         receipts = {
-            client: Receipt(client, {}, failure="missed the deadline")
+            client: Receipt(client, {}, failure=MISSED_DEADLINE)
             for client in invited
             if self.job.is_late(client, before.round)
         }

@@ -1,6 +1,5 @@
 """Who does the work: this process, or a pool of processes with one thread each."""
 
-import ctypes
 import os
 import pickle
 import signal
@@ -17,6 +16,7 @@ import torch
 import torch.multiprocessing as mp
 
 from metabayfl.engine.client import Desk, describe
+from metabayfl.engine.process import die_with_parent, keep_heap
 from metabayfl.options import InputError
 
 Call = tuple[str, tuple[int, ...]]
@@ -186,6 +186,7 @@ def serve(desk: Desk, connection: Connection, parent: int) -> None:
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    keep_heap()
     with suppress(EOFError, OSError):
         while True:
             call: Call = connection.recv()
@@ -201,15 +202,6 @@ def _answer(desk: Desk, call: Call) -> tuple[Any, Exception | None]:
         return None, InputError(str(error))
     except Exception as error:
         return None, WorkerError(f"{_title(call)}: {describe(error)}")
-
-
-def die_with_parent(parent: int) -> None:
-    """End this process when its parent ends, however that ends (Linux; elsewhere the closed pipe ends it)."""
-    if sys.platform == "linux":
-        set_death_signal = 1
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def make_workers(desk: Desk, count: int) -> InProcess | Pool:
