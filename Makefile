@@ -24,6 +24,8 @@ licences: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/round.py
+	$(BIN)/python benchmarks/engine.py
 
 docs: $(READY)
 	$(BIN)/pip install -q -c constraints.txt $(PIP_ARGS) -e '.[docs]'
