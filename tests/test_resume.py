@@ -30,7 +30,7 @@ from federations import (
     train,
 )
 from metabayfl.options import InputError
-from metabayfl.store import CURRENT, EVENTS, RunDirectory
+from metabayfl.store import CURRENT, RunDirectory
 
 SMALL: dict[str, Any] = {"rounds": 2, "clients": 2, "eval": {"every": 2, "samples": 1}}
 SLICES = 8
@@ -115,7 +115,7 @@ class TestInterrupt:
         run = tmp_path / "run"
         process = launch(tmp_path, ["run", str(configured(tmp_path, 10**6)), "--out", str(run), "--workers", "2"])
         try:
-            wait_for(lambda: (run / EVENTS).exists() and b'"round"' in (run / EVENTS).read_bytes(), process)
+            wait_for(lambda: published(run) > 0, process)
             os.killpg(process.pid, signal.SIGINT)
             _, errors = process.communicate(timeout=60)
         finally:
@@ -124,9 +124,7 @@ class TestInterrupt:
         assert one_line(errors.strip()) == f"metabayfl: interrupted; go on with: metabayfl resume {run}"
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)
-        found = RunDirectory(run).checkpoint()
-        assert found is not None
-        assert found.round > 0
+        assert published(run) > 0
 
     @pytest.mark.slow
     def test_kill_on_the_command_line(self, tmp_path: Path) -> None:
@@ -234,6 +232,12 @@ def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str] | No
         assert process is None or process.poll() is None, process.communicate()
         time.sleep(0.01)
     raise TimeoutError
+
+
+def published(run: Path) -> int:
+    """The last round that a run has published; -1 before the first state."""
+    found = RunDirectory(run).checkpoint()
+    return -1 if found is None else found.round
 
 
 def alive(group: int) -> bool:
