@@ -514,3 +514,13 @@ def test_training_starts_at_the_users_weights() -> None:
 def test_held_out_changes_what_is_trained_on() -> None:
     weights = [run(mlp(), TINY, rounds=1, held_out=held_out).events[0]["weight"] for held_out in (None, False, True)]
     assert weights == [16, 16, 13]
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 1}, {"select_fraction": 0.0, "test_fraction": 0.5}])
+def test_batchnorm_with_mini_batches_of_one_is_refused(options: dict[str, Any]) -> None:
+    """The second client trains on a single sample."""
+    x, y = torch.randn(22, 4), torch.arange(22) % 2
+    federation = mb.Federation.from_arrays([(x[:20], y[:20]), (x[20:], y[20:])], **options)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    with pytest.raises(mb.InputError, match="mini-batches of 1 sample"):
+        mb.federate(model, federation, rounds=1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from metabayfl.config import EvalOptions, Plan, SelectOptions
 from metabayfl.data.arrays import whole
@@ -149,6 +150,18 @@ def hint(data: TrainData) -> str:
     return hints
 
 
+def check_batchnorm(job: Job) -> None:
+    """Refuse mini-batches of one sample where a layer normalises over the mini-batch."""
+    if not any(isinstance(layer, _BatchNorm) for layer in job.task.module.modules()):
+        return
+    for client, samples in job.train_sizes.items():
+        if min(samples, int(job.federation.batch_sizes[client])) < 2:
+            raise InputError(
+                f"client {client} has mini-batches of 1 sample, and BatchNorm needs at least 2: "
+                "give it more samples or a larger batch_size, or use a model with GroupNorm"
+            )
+
+
 def check_job(job: Job) -> None:
     """Refuse what cannot work before anything is written."""
     first = job.federation.client(0).train_data(job.held_out, job.task.weights.dtype)
@@ -159,6 +172,7 @@ def check_job(job: Job) -> None:
     empty = [client for client, size in job.train_sizes.items() if size < 1]
     if empty:
         raise InputError(f"client {empty[0]} has nothing to train on once d_n is held out")
+    check_batchnorm(job)
     wanted = job.plan.clients_per_round
     if wanted is not None and wanted > len(job.federation):
         raise InputError(f"clients_per_round = {wanted}: there are {len(job.federation)} clients")
