@@ -35,7 +35,6 @@ class LocalScores:
     """Metrics of the global and of the personal model on one client's test part."""
 
     client: int
-    samples: int
     global_model: Metrics
     personal_model: Metrics
 
@@ -78,18 +77,16 @@ class Desk:
             raise BadUpdate(fault)
         return encode_client(ctx.client or 0, fit, cost, self.job.plan.keep_personal)
 
-    def score_client(self, client: int, round_: int) -> LocalScores | None:
+    def score_client(self, client: int, round_: int) -> LocalScores:
         """Judge the global and the personal model on a client's test part after `round_` rounds."""
         data = self.job.federation.client(client)
-        if not len(data.test_x):
-            return None
         ctx = self.job.context(round_, client)
         checkpoint = self._load(round_)
         down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
         received = self.job.task.join(down, state)
         personal = self._personal(checkpoint, down, state, ctx)
         scores = [self._measure(model, data.test_x, data.test_y, ctx) for model in (received, personal)]
-        return LocalScores(client, len(data.test_x), *scores)
+        return LocalScores(client, *scores)
 
     def score_global(self, round_: int) -> Metrics | None:
         """Judge the global model on the common test set after `round_` rounds; None if there is no such model."""

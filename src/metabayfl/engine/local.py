@@ -1,11 +1,14 @@
 """The loop on one machine: invite, fit, validate, average, judge, publish; and go on after any interruption."""
 
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from metabayfl.engine.client import Desk, LocalScores, Receipt, keyed
+import numpy as np
+
+from metabayfl.engine.client import Desk, Receipt, keyed
 from metabayfl.engine.plan import Job
 from metabayfl.engine.process import keep_heap, one_thread, peak_memory_bytes
 from metabayfl.engine.workers import InProcess, Pool, make_workers
@@ -16,6 +19,8 @@ from metabayfl.types import Params
 from metabayfl.validate import Limits, find_fault
 
 Observer = Callable[[Event], None]
+Views = dict[str, dict[str, dict[str, float]]]
+"""Metrics by view, by name, by summary over clients."""
 LISTED_FAULTS = 5
 MISSED_DEADLINE = "missed the deadline"
 BETTER_WHEN_HIGHER = ("accuracy", "coverage_95")
@@ -139,19 +144,26 @@ class Loop:
         with keyed(ctx, "aggregate"):
             return self.job.method.aggregate(before.server, updates, ctx)
 
-    def _judge(self, round_: int) -> dict[str, dict[str, dict[str, float]]]:
+    def _judge(self, round_: int) -> Views:
         """Metrics of the three views (docs/methods.md 1.6) if this is a round to evaluate."""
         if round_ not in self.evaluated:
             return {}
-        views: dict[str, dict[str, dict[str, float]]] = {}
         common = next(iter(self.workers.run([("score_global", (round_,))])))
-        if common is not None:
-            views["G/G"] = {name: {"value": value} for name, value in common.items()}
-        local = [s for s in self._call("score_client", range(len(self.job.federation)), round_) if s is not None]
-        local.sort(key=lambda scores: scores.client)
-        if local:
-            views["G/L"] = summary([scores.global_model for scores in local], local)
-            views["P/L"] = summary([scores.personal_model for scores in local], local)
+        views = {} if common is None else {"G/G": {name: {"value": value} for name, value in common.items()}}
+        return views | self._judge_locally(round_)
+
+    def _judge_locally(self, round_: int) -> Views:
+        """Weighted mean, plain mean, worst and spread over clients, for each metric on their own test parts."""
+        sizes = self.job.federation.local_test.sizes().tolist()
+        values: dict[tuple[str, str], array[float]] = {}
+        for scores in self._call("score_client", np.flatnonzero(sizes).tolist(), round_):
+            for view, metrics in (("G/L", scores.global_model), ("P/L", scores.personal_model)):
+                for name, value in metrics.items():
+                    values.setdefault((view, name), array("d", bytes(8 * len(sizes))))[scores.client] = value
+        views: Views = {}
+        for (view, name), found in values.items():
+            better = name in BETTER_WHEN_HIGHER
+            views.setdefault(view, {})[name] = summarise(found, sizes, higher_is_better=better)
         return views
 
     def _call(self, name: str, clients: Sequence[int], round_: int) -> Iterator[Any]:
@@ -179,12 +191,3 @@ class Loop:
         more = [f"{len(faults) - LISTED_FAULTS} more"] if len(faults) > LISTED_FAULTS else []
         why = "; ".join(faults[:LISTED_FAULTS] + more)
         return f"round {round_} has {good} good updates, {self.job.plan.min_updates} are needed ({why})"
-
-
-def summary(metrics: list[dict[str, float]], scores: list[LocalScores]) -> dict[str, dict[str, float]]:
-    """Weighted mean, plain mean, worst and spread over clients, for each metric."""
-    sizes = [score.samples for score in scores]
-    return {
-        name: summarise([m[name] for m in metrics], sizes, higher_is_better=name in BETTER_WHEN_HIGHER)
-        for name in metrics[0]
-    }
