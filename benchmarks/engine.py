@@ -21,7 +21,7 @@ import metabayfl as mb
 from metabayfl.store import RunDirectory
 from metabayfl.types import Context, Fit, Params, Received, TrainData
 
-SAMPLES, FEATURES, CLASSES, ROUNDS = 20, 16, 4, 2
+SAMPLES, FEATURES, CLASSES, ROUNDS = 20, 8, 4, 2
 OVERHEAD_LIMIT_MS, MEMORY_LIMIT_MB = 2.0, 50.0
 hook_seconds = 0.0
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import metabayfl as mb
 from metabayfl.result import ClassPrediction, Result, ValuePrediction
 from metabayfl.store import RunDirectory
-from metabayfl.types import Diverged
+from metabayfl.types import Context, Diverged, Params
 from strangers import STRANGERS, Cnn, Constants, FrozenBackbone, NormedMlp, Vit, meet
 
 
@@ -524,3 +524,36 @@ def test_batchnorm_with_mini_batches_of_one_is_refused(options: dict[str, Any]) 
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
     with pytest.raises(mb.InputError, match="mini-batches of 1 sample"):
         mb.federate(model, federation, rounds=1)
+
+
+class Halved(mb.FedAvg):
+    """A method that nobody has registered."""
+
+    def predict(self, model: Params, x: Tensor, samples: int, ctx: Context) -> Tensor:
+        return super().predict(model, x, samples, ctx) / 2
+
+
+def test_a_method_of_the_users_own(tmp_path: Path) -> None:
+    federation, x = easy(size=20), easy(size=20).test_x
+    own, plain = (run(mlp(), federation, kind(epochs=1), out=tmp_path / kind.__name__) for kind in (Halved, mb.FedAvg))
+    assert torch.allclose(own.predict(x).logits * 2, plain.predict(x).logits)
+    with pytest.raises(mb.InputError, match=r"method of yours, .*Halved: pass it as method="):
+        mb.load(tmp_path / "Halved")
+    assert torch.equal(mb.load(tmp_path / "Halved", method=Halved()).predict(x).logits, own.predict(x).logits)
+
+
+def test_a_model_that_changes_its_input_does_not_change_the_users() -> None:
+    class InPlace(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x -= 1
+            return self.head(x)
+
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    before = x.clone()
+    result = mb.federate(InPlace(), mb.Federation.from_arrays([(x, y)]), rounds=1)
+    result.predict(x)
+    assert torch.equal(x, before)

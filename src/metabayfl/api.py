@@ -24,7 +24,7 @@ from metabayfl.methods import BayFL
 from metabayfl.methods.base import Method
 from metabayfl.options import InputError
 from metabayfl.rebuild import describe_model
-from metabayfl.result import Result, describe_likelihood
+from metabayfl.result import Result, class_of, describe_likelihood
 from metabayfl.store import RunDirectory
 from metabayfl.types import TrainData
 
@@ -89,7 +89,7 @@ def run_job(
     try:
         open_run(directory, describe(model, job), job, resume, config)
         local.run(job, directory, workers, observe)
-        result = Result(directory.path, model)
+        result = Result(directory.path, model, method)
     except BaseException:
         if out is None:
             shutil.rmtree(directory.path, ignore_errors=True)
@@ -105,6 +105,7 @@ def describe(model: nn.Module, job: Job) -> dict[str, Any]:
     """Return what a run is, in plain values."""
     return {
         "method": {"name": job.method.name, **job.method.model_dump(mode="json")},
+        "method_class": class_of(job.method),
         "model": describe_model(model) | {"channels_last": job.task.channels_last},
         "likelihood": describe_likelihood(job.federation.likelihood),
         "clients": len(job.federation),

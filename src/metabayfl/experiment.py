@@ -73,8 +73,8 @@ def is_finished(path: Path) -> bool:
     directory = RunDirectory(path)
     if not (path / "run.json").exists():
         return False
-    checkpoint = directory.checkpoint()
     rounds = directory.description()["rounds"]
+    checkpoint = directory.checkpoint()
     return checkpoint is not None and checkpoint.round >= rounds and (path / "model.safetensors").exists()
 
 

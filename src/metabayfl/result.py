@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from metabayfl import metrics, tensorfile
 from metabayfl.data.arrays import as_inputs, whole
 from metabayfl.likelihood import Categorical, Gaussian, Likelihood
-from metabayfl.methods import create
+from metabayfl.methods import create, table
 from metabayfl.methods.base import Method, make_task
 from metabayfl.options import InputError
 from metabayfl.randomness import keyed_globals
@@ -66,10 +66,10 @@ class ValuePrediction:
 class Result:
     """A finished run: its models, its metrics and its log."""
 
-    def __init__(self, path: Path, model: nn.Module | None = None) -> None:
+    def __init__(self, path: Path, model: nn.Module | None = None, method: Method | None = None) -> None:
         self.directory = RunDirectory(path)
         about = _complete(self.directory.description(), path)
-        self.method: Method = create(about["method"])
+        self.method = recreate(about, path) if method is None else method
         self.seed, self.rounds, self.clients = about["seed"], about["rounds"], about["clients"]
         constants = self.directory.read_constants()
         module = rebuild_model(about["model"], str(path)) if model is None else model
@@ -162,14 +162,31 @@ class Result:
         shutil.copytree(self.directory.path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("lock"))
 
 
-def load(path: str | Path, model: nn.Module | None = None) -> Result:
-    """Open a saved run. A model of your own class is passed again; built-in ones are rebuilt."""
-    return Result(Path(path), model)
+def load(path: str | Path, model: nn.Module | None = None, method: Method | None = None) -> Result:
+    """Open a saved run. A model or method of your own class is passed again; built-in ones are rebuilt."""
+    return Result(Path(path), model, method)
+
+
+def class_of(method: Method) -> str:
+    """Return where the class of a method is defined."""
+    return f"{type(method).__module__}:{type(method).__qualname__}"
+
+
+def recreate(about: dict[str, Any], path: Path) -> Method:
+    """Build the method of a run; one that is not registered under its name must be passed."""
+    named = about["method"]["name"]
+    if named not in table() or class_of(found := create(about["method"])) != about["method_class"]:
+        raise InputError(f"{path} was made with a method of yours, {about['method_class']}: pass it as method=")
+    return found
 
 
 def _complete(about: dict[str, Any], path: Path) -> dict[str, Any]:
     """Refuse a description of a run that is damaged or not finished."""
-    missing = [key for key in ("method", "model", "likelihood", "seed", "rounds", "clients") if key not in about]
+    missing = [
+        key
+        for key in ("method", "method_class", "model", "likelihood", "seed", "rounds", "clients")
+        if key not in about
+    ]
     if missing:
         raise InputError(f"{path / 'run.json'} is damaged: it has no {missing[0]}")
     if not (path / "model.safetensors").exists():

@@ -146,9 +146,9 @@ class Task:
 
     @torch.no_grad()
     def outputs(self, x: Tensor) -> Tensor:
-        """Outputs at `weights` in evaluation mode."""
+        """Outputs at `weights` in evaluation mode; the module gets copies, since it may change its input."""
         self.module.eval()
-        pieces = [self.module(self._in_memory_format(piece)) for piece in torch.split(x, EVALUATION_BATCH)]
+        pieces = [self.module(self._in_memory_format(piece.clone())) for piece in torch.split(x, EVALUATION_BATCH)]
         return torch.cat(pieces)
 
     def _in_memory_format(self, x: Tensor) -> Tensor:
