@@ -54,7 +54,8 @@ def plain(module: nn.Module, *, fused: bool) -> Step:
 
 def point(module: nn.Module) -> Step:
     """Return the step of FedAvg."""
-    return _our_step(PointLoss(Task(module, Categorical(10))))
+    task = Task(module, Categorical(10))
+    return _our_step(PointLoss(task, task.initial()))
 
 
 def bayesian(module: nn.Module, layers: Bayesian) -> Step:

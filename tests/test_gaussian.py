@@ -150,8 +150,8 @@ class TestElbo:
         assert nll == pytest.approx(expected_nll, rel=1e-12)
         torch.testing.assert_close(elbo.groups[0].gradient, mu_gradient, **exact)
         torch.testing.assert_close(elbo.groups[1].gradient, rho_gradient, **exact)
-        assert torch.equal(elbo.posterior()["mu"], posterior["mu"])
-        assert torch.equal(elbo.posterior()["rho"], posterior["rho"])
+        assert torch.equal(elbo.model()["mu"], posterior["mu"])
+        assert torch.equal(elbo.model()["rho"], posterior["rho"])
 
     def test_gradients_do_not_depend_on_the_batch_size(self) -> None:
         task = network(4, norm=True)

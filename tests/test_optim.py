@@ -41,7 +41,7 @@ class TestOptimisers:
         plain = copy.deepcopy(module)
         task = Task(module, Categorical(3))
         batches = [(x[rows], y[rows]) for rows in (torch.arange(k, k + 20) for k in range(20))]
-        loss = PointLoss(task)
+        loss = PointLoss(task, task.initial())
         trace = descend(loss, make_optimiser(name, loss.groups, weight_decay, momentum), batches, 0.02)
 
         if name == "adam":
@@ -55,7 +55,7 @@ class TestOptimisers:
             reference.step()
             assert nll == pytest.approx(expected.item(), abs=10 * tolerance)
         for parameter, slot in zip(plain.parameters(), task.layout.slots, strict=True):
-            torch.testing.assert_close(slot.view(task.weights), parameter.detach(), rtol=0.0, atol=tolerance)
+            torch.testing.assert_close(slot.view(loss.weights), parameter.detach(), rtol=0.0, atol=tolerance)
 
     @pytest.mark.parametrize("kind", [Adam, Sgd])
     def test_groups_have_their_own_rate_and_decay(self, kind: type[Adam | Sgd]) -> None:
@@ -111,20 +111,20 @@ class TestDivergence:
         task = line(1.0)
         good = torch.ones(2, 1), torch.zeros(2, 1)
         bad = torch.ones(2, 1), torch.full((2, 1), math.nan)
-        loss = PointLoss(task)
+        loss = PointLoss(task, task.initial())
         with pytest.raises(Diverged, match=r"loss became nan at step 3 with rate 0\.1: try a smaller"):
             descend(loss, Sgd(loss.groups), [good, good, bad, good], 0.1)
 
     def test_a_growing_loss_ends_at_infinity(self) -> None:
         task = line(1.0)
-        loss = PointLoss(task)
+        loss = PointLoss(task, task.initial())
         batch = torch.full((2, 1), 1e3), torch.zeros(2, 1)
         with pytest.raises(Diverged, match=r"loss became inf at step \d+ with rate 1:"):
             descend(loss, Sgd(loss.groups), [batch] * 100, 1.0)
 
     def test_the_last_step_is_checked_too(self) -> None:
         task = line(1.0)
-        loss = PointLoss(task)
+        loss = PointLoss(task, task.initial())
         with pytest.raises(Diverged, match=r"parameter became infinite or NaN after 1 steps with rate 1e\+38"):
             descend(loss, Sgd(loss.groups), [(torch.full((2, 1), 10.0), torch.zeros(2, 1))], 1e38)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from metabayfl.api import federate
     from metabayfl.check import check
     from metabayfl.data.federation import Federation
-    from metabayfl.methods import BayFL, FedAvg
+    from metabayfl.methods import BayFL, FedAvg, MetaBayFL, MetaFL
     from metabayfl.methods.base import Method
     from metabayfl.result import Result, load
 
@@ -20,6 +20,8 @@ __all__ = [
     "FedAvg",
     "Federation",
     "InputError",
+    "MetaBayFL",
+    "MetaFL",
     "Method",
     "Result",
     "__version__",
@@ -32,6 +34,8 @@ __all__ = [
 _HOMES = {
     "BayFL": "methods",
     "FedAvg": "methods",
+    "MetaBayFL": "methods",
+    "MetaFL": "methods",
     "Federation": "data.federation",
     "Method": "methods.base",
     "Result": "result",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -87,10 +87,17 @@ class Elbo:
             self._noisy(self.groups[0].gradient).add_(pull, alpha=self.kl_scale)
         return nll
 
-    def posterior(self) -> Params:
+    def model(self) -> Params:
         """Copy out the posterior as it is now."""
-        model = {"mu": self.mu.clone(), "rho": self.rho.clone()}
-        return model | {"buffers": self.task.buffers()} if self.task.buffer_layout.slots else model
+        return self.task.with_buffers({"mu": self.mu.clone(), "rho": self.rho.clone()})
+
+    def metrics(self) -> dict[str, float]:
+        """Return the KL and its factor in the loss."""
+        return {"kl": kl({"mu": self.mu, "rho": self.rho}, self.prior), "kl_scale": self.kl_scale}
+
+    def skip_draw_of(self, other: Self) -> None:
+        """Go on in the noise where another has arrived."""
+        self.noise.set_state(other.noise.get_state())
 
     def _noisy(self, flat: Tensor) -> Tensor:
         return flat[: len(self.rho)]

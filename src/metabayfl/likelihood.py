@@ -20,6 +20,10 @@ class Categorical:
         """Mean negative log-likelihood of a mini-batch."""
         return cross_entropy(outputs, y)
 
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Negative log-likelihood of each label under the mean of predictions [samples, batch, classes]."""
+        return -metrics.mean_log_probabilities(outputs).gather(1, y[:, None]).squeeze(1)
+
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """All metrics of predictions [samples, batch, classes]."""
         return metrics.classification(outputs, y)
@@ -46,6 +50,13 @@ class Gaussian:
         squares = (outputs - y.reshape(outputs.shape)).square().sum() / len(y)
         constant = outputs[0].numel() * (math.log(self.noise_std) + 0.5 * math.log(2 * math.pi))
         return 0.5 * squares / self.noise_std**2 + constant
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Negative log-likelihood of each target under the mixture of predictions [samples, batch, targets]."""
+        means = outputs.double().flatten(2) if outputs.ndim > 2 else outputs.double().unsqueeze(2)
+        squares = ((means - y.double().reshape(means.shape[1:])) / self.noise_std).square().sum(2)
+        constant = means.shape[2] * (math.log(self.noise_std) + 0.5 * math.log(2 * math.pi))
+        return constant + math.log(len(means)) - (-0.5 * squares).logsumexp(0)
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """All metrics of predictions [samples, batch, targets]."""

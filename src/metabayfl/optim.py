@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol, Self
 
 import torch
 from pydantic import AfterValidator
@@ -13,7 +13,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from metabayfl.task import Task
-from metabayfl.types import Diverged
+from metabayfl.types import Diverged, Params
 
 OptimiserName = Literal["sgd", "adam"]
 _SCHEDULES: dict[str, Callable[[int, int], float]] = {
@@ -57,25 +57,54 @@ class Group(NamedTuple):
 
 
 class Objective(Protocol):
-    """A loss with flat parameters: a call leaves the gradients in the groups and returns the mean NLL of the batch."""
+    """A loss with flat parameters of its own: several may take turns on one task.
 
+    A call leaves the gradients in the groups and returns the mean NLL of the batch.
+    """
+
+    task: Task
     groups: Sequence[Group]
 
     def __call__(self, x: Tensor, y: Tensor) -> float:
         """Evaluate on a mini-batch."""
         ...
 
+    def model(self) -> Params:
+        """Copy out the model as it is now."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """What is worth knowing of it besides the NLL."""
+        ...
+
+    def skip_draw_of(self, other: Self) -> None:
+        """Be as random as another objective that has been evaluated once more."""
+        ...
+
 
 class PointLoss:
-    """The negative log-likelihood of a plain network, trained in place in the task's weights."""
+    """The negative log-likelihood of a plain network."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.groups: Sequence[Group] = [Group(task.weights, task.gradient[: task.size])]
+    def __init__(self, task: Task, model: Params) -> None:
+        self.task, self.weights = task, model["mu"].clone()
+        self.groups: Sequence[Group] = [Group(self.weights, task.gradient[: task.size])]
+        task.load_buffers(model)
 
     def __call__(self, x: Tensor, y: Tensor) -> float:
         """Evaluate on a mini-batch."""
+        self.task.weights.copy_(self.weights)
         return self.task.backward(x, y).item()
+
+    def model(self) -> Params:
+        """Copy out the model as it is now."""
+        return self.task.with_buffers({"mu": self.weights.clone()})
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing besides the NLL."""
+        return {}
+
+    def skip_draw_of(self, other: Self) -> None:
+        """Nothing is drawn."""
 
 
 class Adam:

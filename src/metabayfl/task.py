@@ -96,7 +96,8 @@ class Task:
 
     def initial(self) -> Params:
         """Return the model as the user gave it."""
-        return self._model(self._initial_weights.clone(), self._initial_buffers.clone())
+        model = {"mu": self._initial_weights.clone()}
+        return model | {"buffers": self._initial_buffers.clone()} if self.buffer_layout.slots else model
 
     def load(self, model: Params) -> None:
         """Make the next passes use this model's mean and buffers."""
@@ -121,10 +122,6 @@ class Task:
         for name, value in constants.items():
             (self._constants if name in self._constants else parameters)[name].data.copy_(value)
 
-    def model(self) -> Params:
-        """Copy out the weights and buffers that the passes have left."""
-        return self._model(self.weights.clone(), self.buffers())
-
     def buffers(self) -> Tensor:
         """Copy out the buffers."""
         flat = torch.empty(self.buffer_layout.size, dtype=self.weights.dtype)
@@ -132,8 +129,9 @@ class Task:
             slot.view(flat).copy_(self.module.get_buffer(slot.name))
         return flat
 
-    def _model(self, mu: Tensor, buffers: Tensor) -> Params:
-        return {"mu": mu, "buffers": buffers} if self.buffer_layout.slots else {"mu": mu}
+    def with_buffers(self, model: Params) -> Params:
+        """Add the buffers that the passes have left to a model, if the module has any."""
+        return model | {"buffers": self.buffers()} if self.buffer_layout.slots else model
 
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean negative log-likelihood of a mini-batch at `weights`; its gradient is left in `gradient`."""

@@ -73,15 +73,23 @@ class Method(Options):
     def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
         """Take part in a round."""
         model, metrics = self.train(ctx.task.join(down, state), data, ctx)
+        return self.leave(model, metrics, data, ctx)
+
+    def leave(self, model: Params, metrics: dict[str, float], data: TrainData, ctx: Context) -> Fit:
+        """Return what a client leaves: what of its model is sent, what stays with it, and the model."""
         shared, private = ctx.task.split(model)
         weight = float(len(data)) if self.weighting == "samples" else 1.0
         return Fit(Update(shared, weight, metrics), private, model)
 
     def train(self, model: Params, data: TrainData, ctx: Context) -> tuple[Params, dict[str, float]]:
         """Train a model on the client's data; the metrics go to the server with the update."""
-        ctx.task.load(model)
-        metrics = self.descend(PointLoss(ctx.task), data, ctx)
-        return ctx.task.model(), metrics
+        objective = self.objective(model, data, ctx)
+        metrics = self.descend(objective, data, ctx)
+        return objective.model(), metrics | objective.metrics()
+
+    def objective(self, model: Params, data: TrainData, ctx: Context) -> Objective:
+        """Return the loss that is trained, starting at a model."""
+        return PointLoss(ctx.task, model)
 
     def descend(self, objective: Objective, data: TrainData, ctx: Context) -> dict[str, float]:
         """Run the local epochs on an objective; the NLL reported is the mean of the last epoch."""
@@ -100,7 +108,7 @@ class Method(Options):
 
     def global_model(self, server: Params, ctx: Context) -> Params | None:
         """Return the model to judge on everybody's data; None where the method has none."""
-        return None if ctx.task.has_private_part else server
+        return None if ctx.task.has_private_part else model_of(server)
 
     def personalise(
         self, down: Params, state: Params, personal: Params | None, data: TrainData, ctx: Context
@@ -112,6 +120,11 @@ class Method(Options):
         """Outputs [samples, batch, outputs]; a plain network has one sample."""
         ctx.task.load(model)
         return ctx.task.outputs(x).unsqueeze(0)
+
+
+def model_of(state: Params) -> Params:
+    """Return the model in a state that may hold more."""
+    return {name: state[name] for name in ("mu", "rho", "buffers") if name in state}
 
 
 def make_task(method: Method, module: nn.Module, likelihood: Likelihood, channels_last: bool | None = None) -> Task:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from metabayfl import gaussian
 from metabayfl.methods.base import Method, NotNegative, Positive
+from metabayfl.optim import Objective
 from metabayfl.task import Bayesian
 from metabayfl.types import Context, Params, Received, TrainData
 
@@ -52,14 +53,11 @@ class BayFL(Method):
         """Return the posterior before the first round."""
         return gaussian.initial(ctx.task, self.initial_sigma)
 
-    def train(self, model: Params, data: TrainData, ctx: Context) -> tuple[Params, dict[str, float]]:
-        """Maximise the ELBO on the client's data."""
-        prior = self.prior_of(model)
+    def objective(self, model: Params, data: TrainData, ctx: Context) -> Objective:
+        """Return the ELBO on the client's data."""
         samples = len(data) if self.kl == "client" else sum(ctx.clients.values())
-        objective = gaussian.Elbo(ctx.task, model, prior, self.kl_weight / samples, ctx.rng("noise"), self.rho_rate)
-        metrics = self.descend(objective, data, ctx)
-        trained = objective.posterior()
-        return trained, metrics | {"kl": gaussian.kl(trained, prior), "kl_scale": objective.kl_scale}
+        scale = self.kl_weight / samples
+        return gaussian.Elbo(ctx.task, model, self.prior_of(model), scale, ctx.rng("noise"), self.rho_rate)
 
     def prior_of(self, received: Params) -> gaussian.Prior:
         """Return the prior of this round."""

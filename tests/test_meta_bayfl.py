@@ -1,0 +1,184 @@
+"""Choosing rates: the winner's trial continued is training anew, bit for bit; the guards do what they say."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import metabayfl as mb
+from metabayfl.engine.local import TooFewUpdates
+from metabayfl.likelihood import Categorical, Gaussian
+from metabayfl.methods.base import Method, make_task
+from metabayfl.methods.meta_bayfl import RateSelection, choose, is_worse, standard_error
+from metabayfl.randomness import keyed_globals
+from metabayfl.types import Context, Fit, Params, TrainData, Update
+
+PAIRS = [(mb.MetaBayFL, mb.BayFL), (mb.MetaFL, mb.FedAvg)]
+pairs = pytest.mark.parametrize(("selecting", "fixed"), PAIRS, ids=["bayesian", "plain"])
+optimisers = pytest.mark.parametrize(
+    "options",
+    [{"optimiser": "adam"}, {"optimiser": "sgd", "momentum": 0.9, "weight_decay": 1e-3}],
+    ids=["adam", "sgd"],
+)
+
+
+def network() -> nn.Module:
+    with keyed_globals("net"):
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+
+
+def client_data(samples: int = 50, select: int = 20) -> TrainData:
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn(samples + select, 4, generator=rng)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    return TrainData(x[:samples], y[:samples], x[samples:], y[samples:], batch_size=8)
+
+
+def take_part(method: Method, data: TrainData, **server: Tensor) -> tuple[Fit, Params]:
+    ctx = Context(
+        make_task(method, network(), Categorical(3)), seed=3, round=1, rounds=4, client=2, clients={2: len(data)}
+    )
+    down = method.init_server(ctx) | server
+    with keyed_globals("fit"):
+        return method.fit(down, {}, data, ctx), down
+
+
+def same(one: Params, two: Params) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pairs
+@optimisers
+class TestContinuing:
+    def test_one_candidate_is_the_method_with_a_fixed_rate(
+        self, selecting: type[RateSelection], fixed: type[Method], options: dict[str, Any]
+    ) -> None:
+        data = client_data()
+        chosen, _ = take_part(selecting(rates=(0.01,), epochs=2, keep_better=False, **options), data)
+        trained, _ = take_part(fixed(rate=0.01, epochs=2, **options), data)
+        assert same(chosen.update.payload, trained.update.payload)
+        for name in ("nll", "rate", "steps"):
+            assert chosen.update.metrics[name] == trained.update.metrics[name]
+
+    def test_the_winner_of_several_is_too(
+        self, selecting: type[RateSelection], fixed: type[Method], options: dict[str, Any]
+    ) -> None:
+        """Dropout, BatchNorm and weight noise: what other trials did in between leaves no trace."""
+        data = client_data()
+        rates = (1e-4, "0.02/sqrt(k)", 3e-3)
+        chosen, _ = take_part(selecting(rates=rates, epochs=2, keep_better=False, **options), data)
+        trained, _ = take_part(fixed(rate=chosen.update.metrics["rate"], epochs=2, **options), data)
+        assert same(chosen.update.payload, trained.update.payload)
+        assert sum(name.startswith("trial_nll.") for name in chosen.update.metrics) == 3
+
+
+class TestChoice:
+    def test_by_hand(self) -> None:
+        """Rising rates with mean losses 1.0, 0.9, 1.0: the last is within one paired standard error of the best."""
+        small, middle = torch.full((4,), 1.0), torch.full((4,), 0.9)
+        large = torch.tensor([0.6, 1.4, 0.7, 1.3])
+        assert choose([small, middle, large], "best") == 1
+        assert standard_error(large - middle) == pytest.approx(0.2041, abs=1e-4)
+        assert choose([small, middle, large], "one-se") == 2
+        assert choose([small, middle, large + 1], "one-se") == 1
+
+    def test_ties_go_to_the_smaller_rate_unless_the_larger_is_as_good(self) -> None:
+        equal = [torch.ones(5), torch.ones(5)]
+        assert choose(equal, "best") == 0
+        assert choose(equal, "one-se") == 1
+
+    def test_what_diverged_is_never_chosen(self) -> None:
+        assert choose([torch.ones(3), None], "one-se") == 0
+        assert choose([None, None], "best") is None
+
+    def test_worse_means_beyond_noise(self) -> None:
+        before = torch.zeros(100)
+        noise = torch.randn(100, generator=torch.Generator().manual_seed(0))
+        assert not is_worse(before + 0.1 * (noise - noise.mean()) / noise.std() + 0.019, before)
+        assert is_worse(before + 0.1 * (noise - noise.mean()) / noise.std() + 0.021, before)
+
+
+class TestGuards:
+    @pairs
+    def test_if_all_rates_diverge_the_received_model_stays(
+        self, selecting: type[RateSelection], fixed: type[Method]
+    ) -> None:
+        fit, down = take_part(selecting(rates=(1e30, 1e31), optimiser="sgd", epochs=1), client_data())
+        assert fit.update.metrics["diverged"] == 1
+        assert all(torch.equal(fit.update.payload[name], down[name]) for name in fit.update.payload)
+
+    def test_a_model_that_got_worse_on_d_n_is_not_sent(self) -> None:
+        """Training labels that contradict d_n."""
+        data = client_data(200, 100)
+        wrong = TrainData(data.x, 2 - data.y, data.select_x, data.select_y, data.batch_size)
+        fit, down = take_part(mb.MetaFL(rates=(0.01,), epochs=5), wrong)
+        assert fit.update.metrics["rejected"] == 1
+        assert torch.equal(fit.update.payload["mu"], down["mu"])
+        stubborn, _ = take_part(mb.MetaFL(rates=(0.01,), epochs=5, keep_better=False), wrong)
+        assert not torch.equal(stubborn.update.payload["mu"], down["mu"])
+
+    def test_rates_above_the_cap_are_not_tried(self) -> None:
+        guard = torch.tensor([2e-3, 1.0, 0.1], dtype=torch.float64)
+        fit, _ = take_part(mb.MetaFL(rates=(1e-3, 1e-2)), client_data(), guard=guard)
+        assert {n for n in fit.update.metrics if n.startswith("trial")} == {"trial_nll.0.001"}
+        guard = torch.tensor([1e-9, 1.0, 0.1], dtype=torch.float64)
+        fit, _ = take_part(mb.MetaFL(rates=(1e-3, 1e-2)), client_data(), guard=guard)
+        assert fit.update.metrics["rate"] == 1e-3
+
+    @staticmethod
+    def watched(method: RateSelection, guard: list[float], losses: list[float]) -> list[float]:
+        updates = [Update({}, 1.0, {"incoming_nll": loss, "incoming_error": 0.1}) for loss in losses]
+        task = make_task(method, network(), Categorical(3))
+        found: list[float] = method.watch(torch.tensor(guard, dtype=torch.float64), updates, Context(task)).tolist()
+        return found
+
+    def test_the_cap_shrinks_when_the_average_got_worse_and_grows_back(self) -> None:
+        method = mb.MetaFL(rates=(1e-3, 1e-2))
+        error = math.hypot(0.05, 0.05)
+        assert self.watched(method, [1e-2, math.nan, math.nan], [2.0, 2.2]) == pytest.approx([1e-2, 2.1, error])
+        assert self.watched(method, [1e-2, 1.5, 0.1], [2.0, 2.2])[0] == pytest.approx(5e-3)
+        assert self.watched(method, [1e-2, 2.0, 0.1], [2.0, 2.2])[0] == 1e-2
+        assert self.watched(method, [1e-3, 2.0, 0.1], [1.0, 1.2])[0] == pytest.approx(1.1e-3)
+        off = mb.MetaFL(rates=(1e-3, 1e-2), guard=False)
+        assert self.watched(off, [1e-2, 1.5, 0.1], [2.0, 2.2])[0] == 1e-2
+
+
+class TestLosses:
+    def test_classes(self) -> None:
+        outputs = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+        y = torch.tensor([0, 1, 2, 3, 0])
+        likelihood = Categorical(4)
+        assert likelihood.losses(outputs, y).mean().item() == pytest.approx(likelihood.measure(outputs, y)["nll"])
+
+    @pytest.mark.parametrize("shape", [(3, 5, 2), (3, 5)])
+    def test_regression(self, shape: tuple[int, ...]) -> None:
+        outputs = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        y = torch.randn(shape[1:], generator=torch.Generator().manual_seed(1))
+        likelihood = Gaussian(0.7)
+        assert likelihood.losses(outputs, y).mean().item() == pytest.approx(likelihood.measure(outputs, y)["nll"])
+
+
+@pairs
+def test_a_federation_learns_with_the_same_bits_for_any_number_of_workers(
+    selecting: type[RateSelection], fixed: type[Method], tmp_path: Path
+) -> None:
+    x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] + x[:, 1] > 0).long()
+    fed = mb.Federation.from_arrays([(x[:200], y[:200]), (x[200:], y[200:])])
+    with keyed_globals("net"):
+        model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+    found = [mb.federate(model, fed, selecting(epochs=3), rounds=6, workers=w, out=tmp_path / str(w)) for w in (1, 2)]
+    assert (tmp_path / "1/model.safetensors").read_bytes() == (tmp_path / "2/model.safetensors").read_bytes()
+    assert found[0].metrics["G/G"]["accuracy"]["value"] > 0.9
+    rates = {event["rate"] for event in found[0].events if event["event"] == "client"}
+    assert rates <= {1e-4, 1e-3, 1e-2}
+
+
+def test_without_d_n_there_is_one_clear_line() -> None:
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    fed = mb.Federation.from_arrays([(x, y)], select_fraction=0)
+    with pytest.raises(TooFewUpdates, match=r"chooses by d_n, and client 0 has none: raise select\.fraction"):
+        mb.federate(nn.Linear(4, 2), fed, mb.MetaFL(), rounds=1)
