@@ -182,3 +182,41 @@ def test_without_d_n_there_is_one_clear_line() -> None:
     fed = mb.Federation.from_arrays([(x, y)], select_fraction=0)
     with pytest.raises(TooFewUpdates, match=r"chooses by d_n, and client 0 has none: raise select\.fraction"):
         mb.federate(nn.Linear(4, 2), fed, mb.MetaFL(), rounds=1)
+
+
+class TestDropout:
+    def task_and_context(self) -> Context:
+        return Context(make_task(mb.MetaBayFLDropout(), network(), Categorical(3)), seed=5, client=0)
+
+    def test_masks_are_the_same_in_every_call_and_differ_from_each_other(self) -> None:
+        ctx, x = self.task_and_context(), client_data().x
+        model, method = ctx.task.initial(), mb.MetaBayFLDropout()
+        state = torch.get_rng_state()
+        first = method.predict(model, x, 3, ctx)
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.rand(1)
+        assert torch.equal(method.predict(model, x, 3, ctx), first)
+        assert not torch.equal(first[0], first[1])
+
+    def test_only_dropout_is_in_training_mode(self) -> None:
+        """BatchNorm uses its running statistics: one sample is predicted as in a batch with others."""
+        ctx, x = self.task_and_context(), client_data().x
+        model = ctx.task.initial()
+        mb.MetaBayFLDropout().predict(model, x, 2, ctx)
+        assert torch.equal(ctx.task.buffers(), model["buffers"])
+        modes = {type(layer).__name__: layer.training for layer in ctx.task.module.modules()}
+        assert modes["Dropout"]
+        assert not modes["BatchNorm1d"]
+        ctx.task.outputs(x)
+        assert not any(layer.training for layer in ctx.task.module.modules())
+
+    def test_a_plain_model_is_refused(self) -> None:
+        fed = mb.Federation.from_arrays([(torch.randn(20, 4), torch.arange(20) % 2)])
+        with pytest.raises(mb.InputError, match=r"needs nn\.Dropout layers"):
+            mb.federate(nn.Linear(4, 2), fed, mb.MetaBayFLDropout(), rounds=1)
+
+    def test_it_knows_what_it_does_not_know(self) -> None:
+        x = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+        fed = mb.Federation.from_arrays([(x, (x[:, 0] > 0).long())], classes=3)
+        result = mb.federate(network(), fed, mb.MetaBayFLDropout(epochs=2), rounds=2)
+        assert result.metrics["G/G"]["mutual_information"]["value"] > 1e-4

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from metabayfl.api import federate
     from metabayfl.check import check
     from metabayfl.data.federation import Federation
-    from metabayfl.methods import BayFL, FedAvg, MetaBayFL, MetaFL
+    from metabayfl.methods import BayFL, FedAvg, MetaBayFL, MetaBayFLDropout, MetaFL
     from metabayfl.methods.base import Method
     from metabayfl.result import Result, load
 
@@ -21,6 +21,7 @@ __all__ = [
     "Federation",
     "InputError",
     "MetaBayFL",
+    "MetaBayFLDropout",
     "MetaFL",
     "Method",
     "Result",
@@ -35,6 +36,7 @@ _HOMES = {
     "BayFL": "methods",
     "FedAvg": "methods",
     "MetaBayFL": "methods",
+    "MetaBayFLDropout": "methods",
     "MetaFL": "methods",
     "Federation": "data.federation",
     "Method": "methods.base",

@@ -8,6 +8,7 @@ from typing import Literal, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from metabayfl.check import Role, find_problems, roles, travelling_buffers
 from metabayfl.layout import Layout
@@ -143,11 +144,24 @@ class Task:
         return nll.detach()
 
     @torch.no_grad()
-    def outputs(self, x: Tensor) -> Tensor:
-        """Outputs at `weights` in evaluation mode; the module gets copies, since it may change its input."""
+    def outputs(self, x: Tensor, *, dropout: bool = False) -> Tensor:
+        """Outputs at `weights` in evaluation mode; the module gets copies, since it may change its input.
+
+        With `dropout` the dropout layers, and only they, go on dropping out.
+        """
         self.module.eval()
+        for layer in self._dropout_layers() if dropout else ():
+            layer.train()
         pieces = [self.module(self._in_memory_format(piece.clone())) for piece in torch.split(x, EVALUATION_BATCH)]
         return torch.cat(pieces)
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether the module has dropout layers."""
+        return bool(self._dropout_layers())
+
+    def _dropout_layers(self) -> list[nn.Module]:
+        return [layer for layer in self.module.modules() if isinstance(layer, _DropoutNd)]
 
     def _in_memory_format(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.ndim == 4 else x
