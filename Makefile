@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint bench docs licences clean
 
 demo: $(READY)
-	$(BIN)/metabayfl run configs/demo.toml
+	$(BIN)/metabayfl demo
 
 test: $(READY)
 	$(BIN)/pytest

@@ -377,6 +377,17 @@ class TestCompare:
         assert json.loads(again.out) == summary
         assert len((workplace / "grid" / "compare.csv").read_text().splitlines()) == 5
 
+    def test_the_demo_compares_five_methods(self, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        options = cli.parser().parse_args(["demo", "--workers=1"])
+        cli._check_what_was_typed(options)
+        assert list(options.settings.methods) == ["fedavg", "bayfl", "meta-fl", "mc-dropout", "meta-bayfl"]
+        assert options.seeds == [0, 1, 2]
+        options.settings = options.settings.model_copy(update={"rounds": 1})
+        options.seeds = [0]
+        assert cli._handler(options.handler)(options) == 0
+        assert "mc-dropout" in capsys.readouterr().out
+        assert (workplace / "runs" / "demo" / "compare.csv").exists()
+
     def test_a_plan_runs_nothing(self, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main([*self.COMPARE, "--methods=fedavg", "--plan"]) == 0
         assert "core hours in all" in capsys.readouterr().out

@@ -34,6 +34,22 @@ class TestGrid:
         grid = compare.make_grid(found, [], [3], Path("out"))
         assert [(cell.label, cell.config.seed) for cell in grid] == [("slow", 3), ("bayfl", 3)]
 
+    def test_if_one_method_chooses_by_d_n_nobody_trains_on_it(self) -> None:
+        def held_out(labels: list[str], **changes: object) -> list[bool | None]:
+            return [
+                cell.config.select.held_out for cell in compare.make_grid(config(**changes), labels, [0], Path("out"))
+            ]
+
+        assert held_out(["fedavg", "bayfl"]) == [None, None]
+        assert held_out(["fedavg", "meta-bayfl"]) == [True, True]
+        assert held_out(["fedavg", "meta-bayfl"], select={"held_out": False}) == [False, False]
+
+    def test_a_label_may_have_model_options_of_its_own(self) -> None:
+        variants = {"fedavg": {}, "wide": {"name": "fedavg", "model": {"hidden": [128]}}}
+        found = [cell.config for cell in compare.make_grid(config(methods=variants), [], [0], Path("out"))]
+        assert [run.model.model_extra for run in found] == [{}, {"hidden": [128]}]
+        assert "model" not in found[1].method
+
     def test_mistakes_are_found_before_anything_runs(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="unknown method 'nonsense'"):
             compare.make_grid(config(), ["fedavg", "nonsense"], [0], tmp_path)

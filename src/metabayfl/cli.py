@@ -13,6 +13,7 @@ from metabayfl.commands.terminal import seed_list, worker_count
 from metabayfl.config import RunConfig, read, read_comparison
 from metabayfl.options import InputError
 
+DEMO = Path(__file__).with_name("demo.toml")
 Handler = Callable[[argparse.Namespace], int]
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -63,9 +64,19 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="metabayfl", description="Federated learning with Bayesian neural networks.")
     top.add_argument("--version", action="version", version=f"metabayfl {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_run, _add_resume, _add_compare, _add_cost, _add_methods, _add_check):
+    for add in (_add_demo, _add_run, _add_resume, _add_compare, _add_cost, _add_methods, _add_check):
         add(commands)
     return top
+
+
+def _add_demo(commands: "Commands") -> None:
+    demo = commands.add_parser("demo", help="the first minute: five methods on digits, little and noisy data, 3 seeds")
+    demo.add_argument(
+        "--out", type=Path, default=Path("runs", "demo"), help="directory of the runs (default: runs/demo)"
+    )
+    _add_running(demo)
+    chosen = {"config": DEMO, "set": [], "methods": "", "seeds": "0,1,2", "plan": False, "parallel": "runs"}
+    demo.set_defaults(reader=read_comparison, handler="compare:compare", **chosen)
 
 
 def _add_run(commands: "Commands") -> None:

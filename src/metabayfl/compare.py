@@ -45,13 +45,15 @@ class Estimate:
 
 
 def make_grid(config: CompareConfig, labels: Sequence[str], seeds: Sequence[int], out: Path) -> list[Cell]:
-    """Return the runs of a comparison; every config is checked before anything runs."""
+    """Return the runs of a comparison, checked before anything runs; all hold out d_n if one method chooses by it."""
+    sections = {label: method_section(config, label) for label in labels or config.methods}
+    methods = [create(section) for section in sections.values()]
+    if config.select.held_out is None and any(method.selects for method in methods):
+        config = config.model_copy(update={"select": config.select.model_copy(update={"held_out": True})})
     cells = []
-    for label in labels or config.methods:
-        section = method_section(config, label)
-        create(section)
+    for label, section in sections.items():
         for seed in seeds:
-            run = config.with_method(section, seed)
+            run = config.with_method(section, config.methods.get(label, {}).get("model", {}), seed)
             name = f"{label}-{seed}-{config_hash(run)}-{source_hash(run)}"
             cells.append(Cell(label, run, out / "runs" / name))
     if not cells:
@@ -63,7 +65,7 @@ def make_grid(config: CompareConfig, labels: Sequence[str], seeds: Sequence[int]
 
 def method_section(config: CompareConfig, label: str) -> dict[str, Any]:
     """Return the method of a label: the fields of [method] that it has, then its own section [methods.LABEL]."""
-    own = dict(config.methods.get(label, {}))
+    own = {key: value for key, value in config.methods.get(label, {}).items() if key != "model"}
     name = own.pop("name", label)
     fields = find(name).model_fields
     return {"name": name, **{key: value for key, value in config.method.items() if key in fields}, **own}

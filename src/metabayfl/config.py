@@ -119,12 +119,13 @@ class CompareConfig(RunConfig):
     """Several methods on the same data, model and plan."""
 
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """A section for each label: its method's `name` (by default the label) and fields."""
+    """A section for each label: its method's `name` (by default the label), fields, and `model` options."""
 
-    def with_method(self, method: Mapping[str, Any], seed: int) -> RunConfig:
+    def with_method(self, method: Mapping[str, Any], model: Mapping[str, Any], seed: int) -> RunConfig:
         """Return the config of one run."""
         shared = {name: getattr(self, name) for name in RunConfig.model_fields}
-        return RunConfig(**(shared | {"method": dict(method), "seed": seed}))
+        own = {"method": dict(method), "model": self.model.model_dump() | dict(model), "seed": seed}
+        return RunConfig(**(shared | own))
 
 
 def read(path: Path, changes: Iterable[str] = ()) -> RunConfig:
