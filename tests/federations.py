@@ -20,7 +20,15 @@ from metabayfl.methods import BayFL, FedAvg, Method
 from metabayfl.store import Event, RunDirectory
 from metabayfl.types import Context, Fit, Params, TrainData
 
-SECONDS = {"seconds", "comm_seconds", "train_seconds", "eval_seconds", "peak_memory_bytes", "server_peak_memory_bytes"}
+SECONDS = {
+    "seconds",
+    "selection_seconds",
+    "comm_seconds",
+    "train_seconds",
+    "eval_seconds",
+    "peak_memory_bytes",
+    "server_peak_memory_bytes",
+}
 
 
 def federation(clients: int = 3, samples: int = 12) -> Federation:

@@ -20,6 +20,7 @@ HEADLINES = {
     "bytes_up": "MB up",
     "bytes_down": "MB down",
     "train_seconds": "train s",
+    "selection_seconds": "of it selection",
     "eval_seconds": "eval s",
 }
 IDENTITY = ("method", "seed", "run")

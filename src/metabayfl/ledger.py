@@ -11,7 +11,8 @@ def summarise_costs(events: Iterable[Event]) -> dict[str, Any]:
     """Add up the events of a run: totals, means per round, and means over the clients that reported a number."""
     log = list(events)
     clients, rounds = ([event for event in log if event["event"] == kind] for kind in ("client", "round"))
-    names = {"bytes_up": "bytes_up", "bytes_down": "bytes_down", "client_seconds": "seconds"}
+    names = {key: key for key in ("bytes_up", "bytes_down", "selection_seconds", "comm_seconds")}
+    names["client_seconds"] = "seconds"
     values = {name: [event[key] for event in clients if key in event] for name, key in names.items()}
     per_client = {name: fmean(found or [0]) for name, found in values.items()}
     values |= {key: [event[key] for event in rounds if key in event] for key in ("train_seconds", "eval_seconds")}

@@ -100,6 +100,8 @@ class Context:
     """Training samples of each client of the federation."""
     unlabelled: Tensor | None = None
     """The pool U; on the server only."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What a hook wants to be known of its time: selection. It goes to the log, not over the wire."""
 
     def rng(self, purpose: str) -> torch.Generator:
         """Return a generator that depends on seed, round, client and purpose and on nothing else."""

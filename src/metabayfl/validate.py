@@ -21,6 +21,7 @@ LOG_FIELDS = {
     "fault",
     "weight",
     "seconds",
+    "selection_seconds",
     "comm_seconds",
     "peak_memory_bytes",
     "bytes_up",

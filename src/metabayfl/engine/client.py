@@ -72,6 +72,7 @@ class Desk:
                 fit = self.job.method.fit(down, state, self._data(ctx.client or 0), ctx)
         finally:
             cost["seconds"] = time.perf_counter() - started
+            cost |= {f"{what}_seconds": seconds for what, seconds in ctx.seconds.items()}
         fault = find_malformed(fit.update)
         if fault:
             raise BadUpdate(fault)

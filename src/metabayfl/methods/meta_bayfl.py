@@ -1,6 +1,7 @@
 """Meta-BayFL (Rahman & Nguyen): BayFL whose clients try several rates and keep the best. docs/methods.md 3.1."""
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Annotated, ClassVar, Literal
@@ -46,6 +47,7 @@ class RateSelection(Method):
 
     def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
         """Try the rates from the received model, and go on with the best one where its trial ended."""
+        started = time.perf_counter()
         received = ctx.task.join(down, state)
         before = self.losses(received, data, ctx)
         trials = self.try_rates(received, float(down["guard"][0]), data, ctx)
@@ -57,6 +59,7 @@ class RateSelection(Method):
         if chosen is None:
             return self.leave(received, metrics | {"diverged": 1}, data, ctx)
         winner = trials[chosen]
+        ctx.seconds["selection"] = time.perf_counter() - started - winner.seconds
         winner.run()
         if winner.diverged or (self.keep_better and is_worse(self.losses(winner.model, data, ctx), before)):
             return self.leave(received, metrics | {"rate": winner.rate, "rejected": 1}, data, ctx)
@@ -126,12 +129,14 @@ class Trial:
         self.batches: Iterator[tuple[Tensor, Tensor]] = data.batches(method.epochs, ctx.rng("batches"))
         self.model, self.random = start, torch.get_rng_state()
         self.nll: list[float] = []
+        self.seconds = 0.0
         self.diverged = False
 
     def run(self, steps: int | None = None) -> None:
         """Take some steps, or all that are left."""
         if self.diverged:
             return
+        started = time.perf_counter()
         self.objective.task.load_buffers(self.model)
         torch.set_rng_state(self.random)
         try:
@@ -139,6 +144,7 @@ class Trial:
         except Diverged:
             self.diverged = True
         self.pause()
+        self.seconds += time.perf_counter() - started
 
     def pause(self) -> None:
         """Keep what the next trial on the same task would change: the buffers and the state of the global generator."""
