@@ -417,8 +417,8 @@ class TestProgress:
         assert captured.out == ""
 
     def test_headline(self) -> None:
-        assert headline(METRICS) == "G/G accuracy 0.500  P/L accuracy 0.750"
-        assert headline({"G/G": {"nll": {"value": 1}, "rmse": {"value": 0.25}}}) == "G/G rmse 0.250"
+        assert headline(METRICS) == "accuracy G/G 0.500 P/L 0.750"
+        assert headline({"G/G": {"nll": {"value": 1}, "rmse": {"value": 0.25}}}) == "rmse G/G 0.250"
 
     def test_table(self) -> None:
         console = Console(width=100)

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from metabayfl.config import Plan
+from metabayfl.data.federation import Federation
+from metabayfl.engine.plan import make_job
 from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.methods import BayFL, FedAvg
 from metabayfl.methods.base import Method
 from metabayfl.randomness import keyed_globals
-from metabayfl.task import Task, takes_channels_last
+from metabayfl.task import Task
 from metabayfl.types import Context, Fit, InputError, Params, TrainData
 from strangers import STRANGERS, Cnn, Constants, FrozenBackbone, NormedMlp, Recurrent, Tied, Vit, meet
 
@@ -135,22 +138,26 @@ def test_export_keeps_the_type_of_a_buffer() -> None:
     assert task.export(task.initial()["mu"], task.initial()["buffers"]).get_buffer("threshold").dtype == torch.float64
 
 
-def test_view_after_a_convolution_rules_channels_last_out() -> None:
+@pytest.mark.parametrize("channels", [1, 3])
+def test_view_after_a_convolution_rules_channels_last_out(channels: int) -> None:
     class Tutorial(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
+            self.conv = nn.Conv2d(channels, 4, 3)
             self.head = nn.Linear(4 * 6 * 6, 3)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.conv(x).view(-1, 4 * 6 * 6))
 
-    x = torch.randn(2, 3, 8, 8)
-    assert takes_channels_last(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), x)
-    assert not takes_channels_last(Tutorial(), x)
-    assert not takes_channels_last(nn.Linear(8, 3), x)
-    task = Task(Tutorial(), Categorical(3), channels_last=False)
-    assert task.outputs(x).shape == (2, 3)
+    x = torch.randn(2, channels, 8, 8)
+    assert classifier(nn.Sequential(nn.Conv2d(channels, 4, 3), nn.Flatten())).runs_on(x)
+    assert not classifier(Tutorial()).runs_on(x)
+    assert classifier(Tutorial(), channels_last=False).runs_on(x)
+    federation = Federation.from_arrays([(torch.randn(20, channels, 8, 8), torch.arange(20) % 3)])
+    assert not make_job(FedAvg(), Tutorial(), federation, Plan()).task.channels_last
+    assert make_job(
+        FedAvg(), nn.Sequential(nn.Conv2d(channels, 3, 8), nn.Flatten()), federation, Plan()
+    ).task.channels_last
 
 
 def test_a_task_is_not_copied() -> None:

@@ -8,6 +8,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 Event = dict[str, Any]
+WIDE = 130
+"""Characters that a table with all summaries needs."""
 
 
 class ProgressBar:
@@ -17,7 +19,7 @@ class ProgressBar:
         self.console = Console(stderr=True)
         self.progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("rounds"),
             TimeElapsedColumn(),
@@ -50,17 +52,17 @@ class ProgressBar:
 
 def headline(metrics: dict[str, Any]) -> str:
     """Return the most telling metric of each view in a few characters."""
-    texts = []
-    for view, values in metrics.items():
-        name = "accuracy" if "accuracy" in values else "rmse"
-        texts.append(f"{view} {name} {next(iter(values[name].values())):.3f}")
-    return "  ".join(texts)
+    name = "accuracy" if any("accuracy" in values for values in metrics.values()) else "rmse"
+    found = {view: values[name] for view, values in metrics.items() if name in values and view != "G/L"}
+    return " ".join([name, *(f"{view} {next(iter(summary.values())):.3f}" for view, summary in found.items())])
 
 
-def metrics_table(metrics: dict[str, Any]) -> Table:
-    """Return all metrics of a round: a row for each metric, a column for each view and summary over clients."""
+def metrics_table(metrics: dict[str, Any], width: int = WIDE) -> Table:
+    """Return the metrics of a round: a row for each, a column for each view and, if there is room, each summary."""
     columns = [(view, column) for view, values in metrics.items() for column in next(iter(values.values()))]
-    table = Table(title="G: global model, P: personal models; /G: on the common test set, /L: on the clients' own")
+    if width < WIDE:
+        columns = [(view, column) for view, column in columns if column in ("value", "weighted", "worst")]
+    table = Table(title="G: global model, P: personal; /G: common test set, /L: the clients' own")
     table.add_column("metric")
     for view, column in columns:
         table.add_column(view if column == "value" else f"{view} {column}", justify="right")

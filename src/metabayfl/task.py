@@ -176,6 +176,15 @@ class Task:
             raise InputError(f"the model cannot take inputs of shape {tuple(x.shape[1:])}: {reason}") from error
         self.likelihood.check(outputs, y[:2])
 
+    def runs_on(self, x: Tensor) -> bool:
+        """Whether the initial model takes these inputs in the task's memory format."""
+        self.load(self.initial())
+        try:
+            self.outputs(x)
+        except Exception:  # whatever a stranger's forward raises
+            return False
+        return True
+
     def split(self, model: Params) -> tuple[Params, Params]:
         """Separate what is sent from what never leaves the client (BatchNorm under the policy `local`)."""
         if not self.has_private_part:
@@ -230,18 +239,6 @@ class Task:
 def has_convolutions(module: nn.Module) -> bool:
     """Whether the channels-last memory format makes sense."""
     return any(isinstance(layer, nn.Conv2d) for layer in module.modules())
-
-
-def takes_channels_last(module: nn.Module, x: Tensor) -> bool:
-    """Whether a forward pass works in the channels-last memory format; `x.view(n, -1)` after a convolution does not."""
-    if not has_convolutions(module) or x.ndim != 4:
-        return False
-    try:
-        with torch.no_grad():
-            _copy(module).eval()(x.contiguous(memory_format=torch.channels_last))
-    except Exception:  # a pass that fails in any format is told of by `verify`
-        return False
-    return True
 
 
 def _copy(module: nn.Module) -> nn.Module:

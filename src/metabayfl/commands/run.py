@@ -63,6 +63,7 @@ def show(result: Result, options: argparse.Namespace) -> int:
         about = {"run": str(path), "method": result.method.name, "seed": result.seed}
         print(json.dumps(about | {"metrics": result.metrics}))
         return 0
-    console().print(metrics_table(result.metrics))
+    screen = console()
+    screen.print(metrics_table(result.metrics, screen.width))
     print(f"run: {path}")
     return 0

@@ -12,7 +12,7 @@ from metabayfl.config import Plan
 from metabayfl.data.federation import Federation
 from metabayfl.methods.base import Method, make_task
 from metabayfl.randomness import numpy_generator
-from metabayfl.task import Task, takes_channels_last
+from metabayfl.task import Task
 from metabayfl.types import Context
 
 
@@ -84,7 +84,9 @@ def _arrive(method: Method, content: bytes, federation: Federation, plan: Plan) 
 
 
 def make_job(method: Method, model: nn.Module, federation: Federation, plan: Plan) -> Job:
-    """Lay a model out for a method, in the memory format that suits the data, and join everything."""
-    x = federation.train.x[:1]
-    task = make_task(method, model, federation.likelihood, takes_channels_last(model, x))
+    """Lay a model out for a method and join everything; `x.view(n, -1)` after a convolution rules channels-last out."""
+    task = make_task(method, model, federation.likelihood)
+    x = federation.train.x[:2]
+    if task.channels_last and not task.runs_on(x.to(task.weights.dtype) if x.is_floating_point() else x):
+        task = make_task(method, model, federation.likelihood, channels_last=False)
     return Job(method, task, federation, plan)
