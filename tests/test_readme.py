@@ -1,6 +1,7 @@
 """The README's promise, executed."""
 
 import re
+import types
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,16 @@ def test_a_built_in_model_is_rebuilt_on_load(tmp_path: Path) -> None:
     model = mb.models.build("mlp", classes=3, input_shape=(6,))
     result = mb.federate(model, fed, rounds=1, out=tmp_path / "run")
     assert torch.equal(mb.load(tmp_path / "run").predict(x).probs, result.predict(x).probs)
+
+
+def test_public_names_are_what_they_say_whatever_was_imported_before() -> None:
+    """A function must not share its name with a module of the package, which would take its place once imported."""
+    import metabayfl.api
+    import metabayfl.inspection  # noqa: F401
+
+    for name in mb.__all__:
+        value = getattr(mb, name)
+        assert isinstance(value, types.ModuleType) == (name == "models"), name
+    report = mb.check(torch.nn.Linear(2, 3))
+    assert report.ok
+    assert mb.check(torch.nn.Identity()).problems

@@ -9,8 +9,8 @@ from metabayfl.options import InputError
 if TYPE_CHECKING:
     from metabayfl import models
     from metabayfl.api import federate
-    from metabayfl.check import check
     from metabayfl.data.federation import Federation
+    from metabayfl.inspection import check
     from metabayfl.methods import BayFL, FedAvg, MetaBayFL, MetaBayFLDropout, MetaFL
     from metabayfl.methods.base import Method
     from metabayfl.result import Result, load
@@ -41,7 +41,7 @@ _HOMES = {
     "Federation": "data.federation",
     "Method": "methods.base",
     "Result": "result",
-    "check": "check",
+    "check": "inspection",
     "federate": "api",
     "load": "result",
 }

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from metabayfl.check import Role, find_problems, roles, travelling_buffers
+from metabayfl.inspection import Role, find_problems, roles, travelling_buffers
 from metabayfl.layout import Layout
 from metabayfl.likelihood import Likelihood
 from metabayfl.types import InputError, Params

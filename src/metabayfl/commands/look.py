@@ -3,9 +3,9 @@
 import argparse
 import json
 
-from metabayfl.check import check as check_module
 from metabayfl.commands.terminal import console
 from metabayfl.cost import estimate, estimate_table, parse_link, read_device
+from metabayfl.inspection import check as check_module
 from metabayfl.listing import method_table, options_table
 from metabayfl.models import load_model
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
-from metabayfl.check import check, find_problems
+from metabayfl.inspection import check, find_problems
 from metabayfl.likelihood import Categorical
 from metabayfl.options import InputError
 from metabayfl.task import Task
