@@ -142,7 +142,7 @@ class TestRun:
         assert runs == ["runs/demo-bayfl-0", "runs/demo-bayfl-0-2"]
 
     def test_the_config_as_run_gives_the_same_run_bit_for_bit(self, workplace: Path) -> None:
-        assert cli.main(run("--set=data.noise_variance=0.3", "--set=method.rate=0.01/sqrt(k)", out="one")) == 0
+        assert cli.main(run("--set=corrupt.noise_variance=0.3", "--set=method.rate=0.01/sqrt(k)", out="one")) == 0
         assert cli.main(["run", "one/config.toml", "--workers=1", "--out=two"]) == 0
         one, two = content(workplace / "one"), content(workplace / "two")
         one, two = ({k: v for k, v in run.items() if not k.startswith("clients")} for run in (one, two))

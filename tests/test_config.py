@@ -50,10 +50,10 @@ class TestRead:
 
 
 WRONG: list[tuple[str, list[str]]] = [
-    ("round=3", ["round = 3: unknown key", "accepted here: rounds, seed", "data, model"]),
+    ("round=3", ["round = 3: unknown key", "accepted here: rounds, seed", "data, corrupt, drift, model"]),
     ("metod.rate=1", ["metod = {'rate': 1}: unknown key", "method"]),
     ("data.alhpa=1", ["data.alhpa = 1: unknown key", "accepted here: name, partition, alpha"]),
-    ("eval.evry=1", ["eval.evry = 1: unknown key", "accepted here: every, samples, subset"]),
+    ("eval.evry=1", ["eval.evry = 1: unknown key", "accepted here: on, every, samples, subset"]),
     ("select.part=1", ["select.part = 1: unknown key", "fraction, held_out"]),
     ("deadline.minutes=1", ["deadline.minutes = 1: unknown key", "seconds, step_seconds, spread"]),
     ("rounds=many", ["rounds = 'many'", "valid integer"]),
@@ -70,7 +70,7 @@ WRONG: list[tuple[str, list[str]]] = [
     ("seed=-1", ["seed = -1", "greater than or equal to 0"]),
     ("data.alpha=0", ["data.alpha = 0", "greater than 0"]),
     ("data.alpha=inf", ["data.alpha = inf", "finite"]),
-    ("data.noise_variance=nan", ["data.noise_variance = nan", "finite"]),
+    ("corrupt.noise_variance=nan", ["corrupt.noise_variance = nan", "finite"]),
     ("data.test_fraction=1", ["data.test_fraction = 1", "less than 1"]),
     ("data.fraction=1.5", ["data.fraction = 1.5", "less than or equal to 1"]),
     ("data.batch_size=0", ["data.batch_size = 0", "greater than or equal to 1", "or a list is accepted"]),

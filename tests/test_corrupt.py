@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metabayfl.data.corrupt import fraction, gaussian_noise, label_flips
+from metabayfl.data.corrupt import fraction, gaussian_noise, label_flips, without_features
 from metabayfl.types import InputError
 
 SEEDS = st.integers(0, 2**32)
@@ -33,6 +33,24 @@ def test_noise_is_clipped_and_independent_between_samples() -> None:
     assert free.min() < 0
     np.testing.assert_array_equal(np.clip(free, 0, 1), noisy)
     assert len(np.unique((free - x).reshape(50, -1)[:, 0])) == 50
+
+
+def test_bytes_stay_bytes_and_get_the_same_noise() -> None:
+    x = rng(1).integers(0, 256, (20, 3, 4, 4), dtype=np.uint8)
+    noisy = gaussian_noise(x, 0.01, rng())
+    assert noisy.dtype == np.uint8
+    exact = gaussian_noise(x.astype(np.float32) / 255, 0.01, rng()) * 255
+    assert np.abs(noisy - exact).max() <= 0.5 + 1e-4
+    np.testing.assert_array_equal(gaussian_noise(x, 0, rng()), x)
+
+
+@given(seed=SEEDS, share=st.floats(0, 1))
+def test_the_same_features_are_missing_in_every_sample(seed: int, share: float) -> None:
+    x = np.ones((5, 2, 10), dtype=np.float32)
+    poor = without_features(x, share, rng(seed))
+    assert (poor == poor[0]).all()
+    assert (poor[0] == 0).sum() == round(share * 20)
+    np.testing.assert_array_equal(poor, without_features(x, share, rng(seed)))
 
 
 @pytest.mark.parametrize("clip", [None, (0.0, 1.0)])
@@ -107,7 +125,7 @@ def test_bad_variances(variance: float) -> None:
 @pytest.mark.parametrize(
     ("x", "clip", "message"),
     [
-        (np.zeros(3, dtype=np.uint8), (0.0, 1.0), "x is uint8.*divide by 255"),
+        (np.zeros(3, dtype=np.int64), (0.0, 1.0), "x is int64; give an array of floats or of bytes"),
         ([0.0], (0.0, 1.0), "x is list"),
         (np.array([0.0, 255.0]), (0.0, 1.0), "from 0 to 255; scale it into"),
         (np.array([0.0, np.nan]), (0.0, 1.0), "scale it into"),

@@ -13,7 +13,7 @@ from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.methods import BayFL, FedAvg
 from metabayfl.methods.base import Method
 from metabayfl.randomness import keyed_globals
-from metabayfl.task import Task
+from metabayfl.task import Scaling, Task
 from metabayfl.types import Context, Fit, InputError, Params, TrainData
 from strangers import STRANGERS, Cnn, Constants, FrozenBackbone, NormedMlp, Recurrent, Tied, Vit, meet
 
@@ -358,3 +358,32 @@ def test_verify_says_what_does_not_fit() -> None:
         Task(module, Gaussian()).verify(x, torch.randn(9))
     with pytest.raises(InputError, match=r"outputs of shape \(2, 3, 4\) for 2 samples"):
         classifier(nn.Sequential(nn.Linear(4, 12), nn.Unflatten(1, (3, 4)))).verify(x, y)
+
+
+class TestInputs:
+    """Bytes stand for numbers from 0 to 1; what the module sees is scaled."""
+
+    def task(self, scaling: Scaling | None = None) -> Task:
+        return Task(nn.Sequential(nn.Flatten(), nn.Linear(8, 2)), Categorical(2), scaling=scaling)
+
+    def test_bytes_and_numbers_are_the_same(self) -> None:
+        images = torch.randint(256, (5, 2, 2, 2), dtype=torch.uint8)
+        task = self.task()
+        assert torch.equal(task.outputs(images), task.outputs(images / 255))
+
+    def test_channels_are_scaled(self) -> None:
+        images = torch.rand(5, 2, 2, 2)
+        mean, std = torch.tensor([0.2, 0.4]).view(2, 1, 1), torch.tensor([0.5, 0.25]).view(2, 1, 1)
+        seen = self.task(Scaling((0.2, 0.4), (0.5, 0.25))).prepare(images)
+        assert torch.allclose(seen, (images - mean) / std)
+
+    def test_inputs_follow_the_type_of_the_model_and_are_never_changed(self) -> None:
+        task = Task(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2)).double(), Categorical(2))
+        x = -torch.ones(4, 3)
+        assert task.outputs(x).dtype == torch.float64
+        task.backward(x, torch.zeros(4, dtype=torch.int64))
+        assert (x == -1).all()
+
+    def test_indices_stay_indices(self) -> None:
+        words = torch.tensor([[1, 2]])
+        assert torch.equal(self.task(Scaling((0.5,), (0.5,))).prepare(words), words)

@@ -26,6 +26,7 @@ from metabayfl.options import InputError
 from metabayfl.rebuild import describe_model
 from metabayfl.result import Result, class_of, describe_likelihood
 from metabayfl.store import RunDirectory
+from metabayfl.task import holds_numbers
 from metabayfl.types import TrainData
 
 
@@ -108,6 +109,7 @@ def describe(model: nn.Module, job: Job) -> dict[str, Any]:
         "method_class": class_of(job.method),
         "model": describe_model(model) | {"channels_last": job.task.channels_last},
         "likelihood": describe_likelihood(job.federation.likelihood),
+        "scaling": job.task.scaling,
         "clients": len(job.federation),
         **job.plan.model_dump(mode="json"),
     }
@@ -145,7 +147,7 @@ def check_kinds(model: nn.Module, federation: Federation, method: Method) -> Non
 
 def hint(data: TrainData) -> str:
     """Say how inputs and labels were understood, if that may be why a model does not fit them."""
-    hints = "" if data.x.is_floating_point() else "; whole-number inputs are indices: give real numbers if they are not"
+    hints = "" if holds_numbers(data.x) else "; whole-number inputs are indices: give real numbers if they are not"
     if data.y.is_floating_point() and torch.equal(data.y, data.y.round()):
         hints += "; real labels mean regression: give whole numbers if they are classes"
     return hints
@@ -165,7 +167,7 @@ def check_batchnorm(job: Job) -> None:
 
 def check_job(job: Job) -> None:
     """Refuse what cannot work before anything is written."""
-    first = job.federation.client(0).train_data(job.held_out, job.task.weights.dtype)
+    first = job.train_data(0, 0)
     try:
         job.task.verify(first.x, first.y)
     except InputError as error:

@@ -13,8 +13,12 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
+Level = Annotated[float, Field(ge=0)]
+Chance = Annotated[float, Field(ge=0, le=1)]
+
+
 class DataOptions(Options):
-    """Which data, how they are split over the clients, and how uncertain they are."""
+    """Which data, and how they are split over the clients."""
 
     name: str = "digits"
     """Dataset: digits."""
@@ -28,14 +32,43 @@ class DataOptions(Options):
     """Fewest samples of a client."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of each client's training samples that is kept, per class."""
-    noise_variance: Annotated[float, Field(ge=0)] = 0.0
-    """Variance of Gaussian noise on the training inputs, which lie in [0, 1]."""
     batch_size: Count | tuple[Count, ...] = 32
     """Mini-batch size, for all clients or one number each."""
     test_fraction: Share = 0.2
     """Share of a client's samples that is its local test part."""
     unlabelled: Annotated[int, Field(ge=0)] = 0
     """Samples set aside as the unlabelled pool U."""
+    unlabelled_from: str | None = None
+    """Dataset that U comes from; by default the same one."""
+    dev: Annotated[int, Field(ge=0)] = 0
+    """Samples that no client holds, set aside for `eval.on = "dev"`."""
+    augment: bool = False
+    """Crop and flip training images at random (images of at least 16 x 16)."""
+
+
+class CorruptOptions(Options):
+    """How uncertain the clients' training data are; local test parts stay clean unless `test` is set."""
+
+    noise_variance: Level | tuple[Level, ...] = 0.0
+    """Variance of Gaussian noise on inputs, which lie in [0, 1]; for all clients or one number each."""
+    noise_std: Level | tuple[Level, ...] = 0.0
+    """The same as a standard deviation; one of the two is given."""
+    label_flips: Chance | tuple[Chance, ...] = 0.0
+    """Probability that a training label is replaced by another class; for all clients or one number each."""
+    missing_features: Share | tuple[Share, ...] = 0.0
+    """Share of the inputs' entries that a client does not measure, in its test part neither: they are 0."""
+    test: bool = False
+    """Put the noise on the local test parts too."""
+
+
+class DriftOptions(Options):
+    """Training data that change from round to round; d_n and the test parts stay as they are."""
+
+    kind: Literal["none", "samples", "classes", "labels", "noise"] = "none"
+    """New samples, a class mix of its own, labels that go out of date, or fresh input noise in each round."""
+    amount: Annotated[float, Field(gt=0)] = 0.5
+    """Share of a client's samples in a round (samples, classes), probability of a wrong label in the last round
+    (labels), or variance (noise)."""
 
 
 class ModelOptions(Options):
@@ -57,7 +90,10 @@ class SelectOptions(Options):
 
 
 class EvalOptions(Options):
-    """When and how models are judged."""
+    """When, on what and how models are judged."""
+
+    on: Literal["test", "dev"] = "test"
+    """Test data, or the dev pool of `data.dev` for decisions: no test sample is touched then."""
 
     every: Count | None = None
     """Rounds between evaluations; by default ten evenly spaced rounds. The last round is always evaluated."""
@@ -108,6 +144,8 @@ class RunConfig(Plan):
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "bayfl"})
     """`name` and the fields of the method; `metabayfl methods NAME` lists them."""
     data: DataOptions = DataOptions()
+    corrupt: CorruptOptions = CorruptOptions()
+    drift: DriftOptions = DriftOptions()
     model: ModelOptions = ModelOptions()
 
     def plan(self) -> Plan:

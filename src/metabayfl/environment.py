@@ -53,4 +53,5 @@ def data_hash(federation: Federation) -> str:
     for tensor in (federation.test_x, federation.test_y, *pool):
         digest.update(tensor.contiguous().numpy().data)
     digest.update(federation.select_sizes.tobytes() + federation.batch_sizes.tobytes())
+    digest.update(repr((federation.scaling, federation.drift, federation.augment)).encode())
     return digest.hexdigest()

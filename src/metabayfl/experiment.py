@@ -36,7 +36,7 @@ class Experiment:
     def of(cls, config: RunConfig) -> "Experiment":
         """Build what a config names; the cheap checks come first."""
         method = create(config.method)
-        federation, input_shape = build(config.data, config.select, config.seed)
+        federation, input_shape = build(config)
         classes = getattr(federation.likelihood, "classes", 1)
         with keyed_globals(config.seed, "model"):
             model = models.build(

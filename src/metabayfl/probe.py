@@ -49,7 +49,7 @@ class Probe:
 
     def data(self, batch: int, batches: int = 1, select_batches: int = 1) -> TrainData:
         """Return so many batches of the client's data and of its d_n; rows are repeated if there are too few."""
-        whole = self.job.federation.client(self.client).train_data(self.job.held_out, self.job.task.weights.dtype)
+        whole = self.job.train_data(self.client, 0)
         rows = torch.arange(batches * batch) % len(whole)
         select = torch.arange(select_batches * batch if len(whole.select_x) else 0) % max(1, len(whole.select_x))
         return TrainData(whole.x[rows], whole.y[rows], whole.select_x[select], whole.select_y[select], batch)
@@ -76,7 +76,8 @@ class Probe:
         """Most bytes alive while a client lays the model out, receives it and fits real batches, and all its data."""
         data, whole = self.data(self.batch), self.job.federation.client(self.client)
         with LiveBytes(ignored=(data.x, data.y, data.select_x, data.select_y)) as live:
-            task = make_task(self.job.method, model, self.job.task.likelihood, self.job.task.channels_last)
+            here = self.job.task
+            task = make_task(self.job.method, model, here.likelihood, here.channels_last, here.scaling)
             self.fit(replace(self.job, task=task), data)
         return int(live.peak + whole.x.nbytes + whole.y.nbytes)
 

@@ -18,6 +18,7 @@ from metabayfl.options import InputError
 from metabayfl.randomness import keyed_globals
 from metabayfl.rebuild import rebuild_model, with_frozen
 from metabayfl.store import Event, RunDirectory
+from metabayfl.task import Scaling
 from metabayfl.types import Context, Params
 
 
@@ -76,7 +77,8 @@ class Result:
         if isinstance(module, nn.Module):
             module = with_frozen(module, constants)
         likelihood, channels_last = likelihood_from(about["likelihood"]), about["model"]["channels_last"]
-        self.task = make_task(self.method, module, likelihood, channels_last)
+        scaling = None if about["scaling"] is None else Scaling(*map(tuple, about["scaling"]))
+        self.task = make_task(self.method, module, likelihood, channels_last, scaling)
         self._check_fit(constants)
         self.task.load_constants(constants)
 
@@ -136,13 +138,12 @@ class Result:
 
     def _outputs(self, model: Params, x: Tensor, client: int | None, samples: int) -> Tensor:
         ctx = Context(self.task, self.seed, self.rounds, self.rounds, client)
-        inputs = x.to(self.task.weights.dtype) if x.is_floating_point() else x
         shape = tuple(x.shape)
         if not len(x):
             raise InputError(f"x = an array of shape {shape}: at least one sample is accepted")
         try:
             with keyed_globals(self.seed, "predict"):
-                outputs = self.method.predict(model, inputs, samples, ctx)
+                outputs = self.method.predict(model, x, samples, ctx)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise InputError(f"the model cannot take x of shape {shape}: {str(error).splitlines()[0]}") from error
         if outputs.ndim < 2 or outputs.shape[1] != len(x):
@@ -150,7 +151,7 @@ class Result:
         return outputs
 
     def module(self, client: int | None = None) -> nn.Module:
-        """Return a plain module of your own class with the mean weights."""
+        """Return a plain module of your own class with the mean weights; it takes inputs that are already scaled."""
         model = self.model(client)
         return self.task.export(model["mu"], model.get("buffers"))
 
@@ -184,7 +185,7 @@ def _complete(about: dict[str, Any], path: Path) -> dict[str, Any]:
     """Refuse a description of a run that is damaged or not finished."""
     missing = [
         key
-        for key in ("method", "method_class", "model", "likelihood", "seed", "rounds", "clients")
+        for key in ("method", "method_class", "model", "likelihood", "scaling", "seed", "rounds", "clients")
         if key not in about
     ]
     if missing:

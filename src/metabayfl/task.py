@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,13 @@ from metabayfl.types import InputError, Params
 Bayesian = Literal["none", "all", "dense", "last"]
 BatchNormPolicy = Literal["average", "local"]
 EVALUATION_BATCH = 512
+
+
+class Scaling(NamedTuple):
+    """Mean and standard deviation of each channel of inputs in [0, 1]; the model sees (x - mean) / std."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 class Task:
@@ -37,11 +44,13 @@ class Task:
         deterministic: Sequence[str] = (),
         batchnorm: BatchNormPolicy = "average",
         channels_last: bool | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
         problems = list(find_problems(module))
         if problems:
             raise InputError("this model cannot be federated: " + " | ".join(map(str, problems)))
         self.likelihood = likelihood
+        self.scaling = scaling
         self.module = _copy(module)
         self.channels_last = has_convolutions(module) if channels_last is None else channels_last
         self._place_parameters(bayesian, deterministic, batchnorm == "local")
@@ -139,21 +148,20 @@ class Task:
         self.gradient.zero_()
         if not self.module.training:
             self.module.train()
-        nll = self.likelihood.nll(self.module(self._in_memory_format(x)), y)
+        nll = self.likelihood.nll(self.module(self.prepare(x)), y)
         nll.backward()  # type: ignore[no-untyped-call]
         return nll.detach()
 
     @torch.no_grad()
     def outputs(self, x: Tensor, *, dropout: bool = False) -> Tensor:
-        """Outputs at `weights` in evaluation mode; the module gets copies, since it may change its input.
+        """Outputs at `weights` in evaluation mode.
 
         With `dropout` the dropout layers, and only they, go on dropping out.
         """
         self.module.eval()
         for layer in self._dropout_layers() if dropout else ():
             layer.train()
-        pieces = [self.module(self._in_memory_format(piece.clone())) for piece in torch.split(x, EVALUATION_BATCH)]
-        return torch.cat(pieces)
+        return torch.cat([self.module(self.prepare(piece)) for piece in torch.split(x, EVALUATION_BATCH)])
 
     @property
     def has_dropout(self) -> bool:
@@ -163,8 +171,18 @@ class Task:
     def _dropout_layers(self) -> list[nn.Module]:
         return [layer for layer in self.module.modules() if isinstance(layer, _DropoutNd)]
 
-    def _in_memory_format(self, x: Tensor) -> Tensor:
-        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.ndim == 4 else x
+    def prepare(self, x: Tensor) -> Tensor:
+        """Copy inputs as the module takes them: bytes as numbers from 0 to 1, scaled, in its type and memory format."""
+        if not holds_numbers(x):
+            return x.clone()
+        layout = torch.channels_last if self.channels_last and x.ndim == 4 else torch.contiguous_format
+        numbers = x.to(self.weights.dtype, memory_format=layout, copy=True)
+        if x.dtype == torch.uint8:
+            numbers.div_(255)
+        if self.scaling is None:
+            return numbers
+        mean, std = (numbers.new_tensor(values).view(-1, *(1,) * (x.ndim - 2)) for values in self.scaling)
+        return numbers.sub_(mean).div_(std)
 
     def verify(self, x: Tensor, y: Tensor) -> None:
         """Refuse data that the model cannot take, or a model whose outputs do not fit the labels."""
@@ -234,6 +252,11 @@ class Task:
             value = named.get(name, tensor.detach()).to(tensor.dtype)
             tensor.data = value.clone(memory_format=torch.contiguous_format)
         return module.eval()
+
+
+def holds_numbers(x: Tensor) -> bool:
+    """Whether inputs are numbers, real or bytes that stand for numbers from 0 to 1, and not indices such as words."""
+    return x.is_floating_point() or x.dtype == torch.uint8
 
 
 def has_convolutions(module: nn.Module) -> bool:

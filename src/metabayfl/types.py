@@ -1,6 +1,6 @@
 """The values that flow between server, clients and methods."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -67,6 +67,8 @@ class TrainData:
     select_x: Tensor
     select_y: Tensor
     batch_size: int = 32
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    """What is done to the inputs of each mini-batch, at random."""
 
     def __len__(self) -> int:
         return len(self.x)
@@ -76,7 +78,8 @@ class TrainData:
         for _ in range(epochs):
             order = torch.randperm(len(self.x), generator=rng)
             for rows in order.tensor_split(self._cuts()):
-                yield self.x.index_select(0, rows), self.y.index_select(0, rows)
+                x = self.x.index_select(0, rows)
+                yield x if self.augment is None else self.augment(x, rng), self.y.index_select(0, rows)
 
     def steps_per_epoch(self) -> int:
         """Count the mini-batches of an epoch."""

@@ -1,58 +1,117 @@
-"""From options to a federation: source, unlabelled pool, partition, split, fraction, noise; all keyed by the seed."""
+"""From a config to a federation: source, pools, partition, split, fraction, corruption; all keyed by the seed."""
 
 import numpy as np
 import torch
 
-from metabayfl.config import DataOptions, SelectOptions
+from metabayfl.config import RunConfig
 from metabayfl.data import corrupt, partition
 from metabayfl.data.arrays import batch_sizes
+from metabayfl.data.augment import SMALLEST_SIDE
+from metabayfl.data.drift import Drift
 from metabayfl.data.federation import ClientData, Federation, share, split_rows
+from metabayfl.data.pools import like, set_aside
 from metabayfl.data.sources import Source, load
-from metabayfl.likelihood import Categorical
+from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.options import InputError
 from metabayfl.randomness import numpy_generator
+from metabayfl.task import Scaling
 
 __all__ = ["Federation", "build"]
 
 
-def build(options: DataOptions, select: SelectOptions, seed: int) -> tuple[Federation, tuple[int, ...]]:
-    """Build the federation that the options describe; also the shape of one input."""
-    source = load(options.name)
-    pool, rest = _set_aside(source, options.unlabelled, seed)
-    parts = _partition(options, source.y[rest], seed)
-    sizes = batch_sizes(options.batch_size, len(parts))
-    clients = []
-    for number, part in enumerate(parts):
-        split = split_rows(number, len(part), seed, options.test_fraction, select.fraction)
-        held = rest[part][split.test]
-        x, y, select_size = _training_data(source, rest[part][split.train], number, options, select, seed)
-        test = torch.from_numpy(source.x[held]), torch.from_numpy(source.y[held])
-        clients.append(ClientData(x, y, select_size, *test, sizes[number]))
-    common = torch.from_numpy(source.test_x), torch.from_numpy(source.test_y)
-    unlabelled = torch.from_numpy(source.x[pool]) if len(pool) else None
-    return Federation.from_clients(clients, common, Categorical(source.classes), unlabelled), source.input_shape
+def build(config: RunConfig) -> tuple[Federation, tuple[int, ...]]:
+    """Build the federation that a config describes; also the shape of one input."""
+    source = load(config.data.name)
+    check_augmentation(config, source)
+    builder = Builder(config, source)
+    clients = [builder.client(number) for number in range(len(builder.parts))]
+    federation = Federation.from_clients(
+        clients,
+        builder.common_test(),
+        Gaussian(1.0) if source.classes is None else Categorical(source.classes),
+        builder.unlabelled(),
+        scaling=Scaling(source.mean, source.std) if source.mean else None,
+        drift=builder.drift(),
+        augment=config.data.augment,
+    )
+    return federation, source.input_shape
 
 
-def _set_aside(source: Source, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the unlabelled pool; clients share the rest."""
-    if count >= len(source.x):
-        raise InputError(f"data.unlabelled = {count}: {len(source.x)} samples are there, clients need some of them")
-    order = numpy_generator(seed, "unlabelled").permutation(len(source.x))
-    return np.sort(order[:count]), np.sort(order[count:])
+class Builder:
+    """Who holds which rows of a source, and in what state."""
+
+    def __init__(self, config: RunConfig, source: Source) -> None:
+        self.config, self.source, self.seed = config, source, config.seed
+        data = config.data
+        own_pool = data.unlabelled if data.unlabelled_from is None else 0
+        self.dev, rest = set_aside(source, np.arange(len(source.x)), data.dev, "dev", self.seed)
+        self.pool, self.rest = set_aside(source, rest, own_pool, "unlabelled", self.seed)
+        self.parts = self._partition()
+        self.batch_sizes = batch_sizes(data.batch_size, len(self.parts))
+        self.corruption = corrupt.Corruption.of(config.corrupt, len(self.parts), source.in_unit_range, source.classes)
+        if config.eval.on == "dev" and not data.dev:
+            raise InputError("eval.on = 'dev' needs samples that no client holds: set data.dev, such as 5000")
+
+    def _partition(self) -> list[np.ndarray]:
+        data, labels = self.config.data, self.source.y[self.rest]
+        arguments: dict[str, float] = {}
+        if data.partition.startswith("dirichlet"):
+            arguments = {"alpha": data.alpha, "min_size": data.min_size}
+        rng = numpy_generator(self.seed, "partition")
+        return partition.split(data.partition, labels, data.clients, rng, **arguments)
+
+    def client(self, number: int) -> ClientData:
+        """Return one client's data: split, thinned out and corrupted."""
+        data, select, rows = self.config.data, self.config.select, self.rest[self.parts[number]]
+        split = split_rows(number, len(rows), self.seed, data.test_fraction, select.fraction)
+        train, held = rows[split.train], rows[split.test]
+        if self.config.eval.on == "dev":
+            held = like(self.source.y, held, self.dev, numpy_generator(self.seed, number, "local dev"))
+        x, y = self.corruption.train(self.source.x[train], self.source.y[train], number, self.seed)
+        kept = self._kept(train, number)
+        test_x = self.corruption.test(self.source.x[held], number, self.seed)
+        test = _tensor(test_x), _tensor(self.source.y[held])
+        size = share(len(kept), select.fraction)
+        return ClientData(_tensor(x[kept]), _tensor(y[kept]), size, *test, self.batch_sizes[number])
+
+    def _kept(self, rows: np.ndarray, number: int) -> np.ndarray:
+        """Choose a share of a client's training samples, the same share of each class."""
+        labels = self.source.y[rows] if self.source.classes is not None else np.zeros(len(rows), dtype=np.int64)
+        return corrupt.fraction(labels, self.config.data.fraction, numpy_generator(self.seed, "fraction", number))
+
+    def common_test(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the global model is judged on."""
+        source = self.source
+        if self.config.eval.on == "dev":
+            return _tensor(source.x[self.dev]), _tensor(source.y[self.dev])
+        return _tensor(source.test_x), _tensor(source.test_y)
+
+    def drift(self) -> Drift | None:
+        """Return how training data change from round to round."""
+        options = self.config.drift
+        clip = self.corruption.clip
+        return None if options.kind == "none" else Drift(options, self.seed, self.source.classes, clip)
+
+    def unlabelled(self) -> torch.Tensor | None:
+        """Return the pool U: inputs without labels."""
+        data = self.config.data
+        if data.unlabelled_from is None:
+            return _tensor(self.source.x[self.pool]) if len(self.pool) else None
+        other = load(data.unlabelled_from)
+        if other.input_shape != self.source.input_shape or other.x.dtype != self.source.x.dtype:
+            shapes = f"{other.input_shape}, {data.name} of {self.source.input_shape}"
+            raise InputError(f"data.unlabelled_from = {data.unlabelled_from!r}: its inputs are of shape {shapes}")
+        pool, _ = set_aside(other, np.arange(len(other.x)), data.unlabelled, "unlabelled", self.seed)
+        return _tensor(other.x[pool])
 
 
-def _partition(options: DataOptions, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-    arguments: dict[str, float] = {}
-    if options.partition.startswith("dirichlet"):
-        arguments = {"alpha": options.alpha, "min_size": options.min_size}
-    return partition.split(options.partition, labels, options.clients, numpy_generator(seed, "partition"), **arguments)
+def check_augmentation(config: RunConfig, source: Source) -> None:
+    """Refuse to crop and flip what is not a picture."""
+    shape = source.input_shape
+    if config.data.augment and (len(shape) != 3 or min(shape[1:]) < SMALLEST_SIDE):
+        least = f"images of at least {SMALLEST_SIDE} x {SMALLEST_SIDE} are accepted"
+        raise InputError(f"data.augment = true: inputs are of shape {shape}; {least}")
 
 
-def _training_data(
-    source: Source, rows: np.ndarray, number: int, options: DataOptions, select: SelectOptions, seed: int
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Keep a fraction of a client's training samples and add noise; also the size of d_n. Test parts stay clean."""
-    x, y = source.x[rows], source.y[rows]
-    kept = corrupt.fraction(y, options.fraction, numpy_generator(seed, "fraction", number))
-    noisy = corrupt.gaussian_noise(x, options.noise_variance, numpy_generator(seed, "noise", number))
-    return torch.from_numpy(noisy[kept]), torch.from_numpy(y[kept]), share(len(kept), select.fraction)
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from metabayfl.likelihood import Categorical, Gaussian, Likelihood
 from metabayfl.options import InputError
+from metabayfl.task import holds_numbers
 
 Arrays = tuple[Any, Any]
 """Inputs and labels: numpy arrays, tensors or lists."""
@@ -31,10 +32,10 @@ def as_pair(item: Any, who: str) -> Pair:
 
 
 def as_inputs(x: Any, who: str) -> Tensor:
-    """Return bytes as numbers from 0 to 1, other whole numbers as indices, everything else as float32."""
+    """Return bytes, which stand for numbers from 0 to 1, as they are, whole numbers as indices, others as float32."""
     tensor = _per_sample(x, who, "inputs")
     if tensor.dtype == torch.uint8:
-        return tensor.to(torch.float32) / 255
+        return tensor
     if tensor.dtype == torch.bool or tensor.is_floating_point():
         return _finite(tensor.to(torch.float32), who, "inputs")
     return tensor.to(torch.int64)
@@ -115,9 +116,15 @@ def check_alike(x: Tensor, who: str, first: Tensor) -> None:
     if x.shape[1:] != first.shape[1:]:
         shapes = f"{tuple(x.shape[1:])}, client 0 of shape {tuple(first.shape[1:])}"
         raise InputError(f"{who} has inputs of shape {shapes}; give all the same")
-    if x.dtype != first.dtype:
-        kinds = ["real", "whole-number"][:: 1 if x.is_floating_point() else -1]
+    if holds_numbers(x) != holds_numbers(first):
+        kinds = ["real", "whole-number"][:: 1 if holds_numbers(x) else -1]
         raise InputError(f"{who} has {kinds[0]} inputs, client 0 {kinds[1]} ones; give all the same kind")
+
+
+def of_one_type(pairs: Mapping[str, Pair]) -> list[Pair]:
+    """Return clients' samples for one tensor: bytes stay bytes only if everybody has them."""
+    types = {x.dtype for x, _ in pairs.values()}
+    return [(x / 255 if x.dtype == torch.uint8 and len(types) > 1 else x, y) for x, y in pairs.values()]
 
 
 def likelihood_of(pairs: Mapping[str, Pair], classes: int | None, noise_std: float) -> Likelihood:

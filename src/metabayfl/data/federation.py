@@ -1,7 +1,7 @@
 """Clients and their data: train, d_n for selection, local test."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +17,16 @@ from metabayfl.data.arrays import (
     check_alike,
     check_fraction,
     likelihood_of,
+    of_one_type,
     stack_samples,
     whole,
 )
+from metabayfl.data.augment import crop_and_flip
+from metabayfl.data.drift import Drift
 from metabayfl.likelihood import Likelihood
 from metabayfl.options import InputError
 from metabayfl.randomness import numpy_generator
+from metabayfl.task import Scaling
 from metabayfl.types import TrainData
 
 
@@ -37,12 +41,11 @@ class ClientData:
     test_y: Tensor
     batch_size: int = 32
 
-    def train_data(self, held_out: bool, dtype: torch.dtype = torch.float32) -> TrainData:
+    def train_data(self, held_out: bool) -> TrainData:
         """Return what a method may see; with `held_out` the rows of d_n are not trained on."""
-        x = self.x.to(dtype) if self.x.is_floating_point() else self.x
-        cut = len(x) - self.select_size
-        stop = cut if held_out else len(x)
-        return TrainData(x[:stop], self.y[:stop], x[cut:], self.y[cut:], self.batch_size)
+        cut = len(self.x) - self.select_size
+        stop = cut if held_out else len(self.x)
+        return TrainData(self.x[:stop], self.y[:stop], self.x[cut:], self.y[cut:], self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,12 @@ class Federation:
     test_y: Tensor
     likelihood: Likelihood
     unlabelled: Tensor | None = None
+    scaling: Scaling | None = None
+    """What is done to inputs before the model sees them."""
+    drift: Drift | None = None
+    """How training data change from round to round."""
+    augment: bool = False
+    """Whether training images are cropped and flipped at random."""
 
     def __len__(self) -> int:
         return len(self.select_sizes)
@@ -107,8 +116,14 @@ class Federation:
 
     def train_sizes(self, held_out: bool) -> dict[int, int]:
         """Count the training samples of each client."""
-        sizes = self.train.sizes() - (self.select_sizes if held_out else 0)
-        return dict(enumerate(sizes.tolist()))
+        sizes = (self.train.sizes() - (self.select_sizes if held_out else 0)).tolist()
+        return dict(enumerate(sizes if self.drift is None else map(self.drift.size, sizes)))
+
+    def train_data(self, client: int, held_out: bool, round_: int, rounds: int) -> TrainData:
+        """Return what a method may see of a client in a round counted from 0."""
+        data = self.client(client).train_data(held_out)
+        data = data if self.drift is None else self.drift.apply(data, client, round_, rounds)
+        return replace(data, augment=crop_and_flip) if self.augment else data
 
     @classmethod
     def from_arrays(
@@ -129,7 +144,7 @@ class Federation:
         Of each client `test_fraction` becomes its local test part, and `select_fraction` of the rest its d_n. Without
         a `test` set, the local test parts together are the common one. Whole-number labels mean classes, real ones
         regression with observations of standard deviation `noise_std`. Whole-number inputs are indices, such as words;
-        bytes (uint8) become numbers from 0 to 1.
+        bytes (uint8) stand for numbers from 0 to 1.
         """
         pairs = {
             f"client {n}": as_pair(item, f"client {n}") for n, item in enumerate(() if clients is None else clients)
@@ -144,7 +159,7 @@ class Federation:
         pool = None if unlabelled is None else as_inputs(unlabelled, "unlabelled")
         if pool is not None:
             check_alike(pool, "unlabelled", pairs["client 0"][0])
-        rows = Rows.join(list(pairs.values()))
+        rows = Rows.join(of_one_type(pairs))
         pairs.clear()
         split = [split_rows(n, size, key, test_fraction, select_fraction) for n, size in enumerate(rows.sizes())]
         train, local_test = rows.take([part.train for part in split]), rows.take([part.test for part in split])
@@ -158,8 +173,9 @@ class Federation:
         test: tuple[Tensor, Tensor] | None,
         likelihood: Likelihood,
         unlabelled: Tensor | None = None,
+        **more: Any,
     ) -> "Federation":
-        """Build a federation from clients that are already split."""
+        """Build a federation from clients that are already split; `more` are other fields."""
         local_test = Rows.join([(client.test_x, client.test_y) for client in clients])
         return cls(
             Rows.join([(client.x, client.y) for client in clients]),
@@ -169,6 +185,7 @@ class Federation:
             *_test_set(test, local_test),
             likelihood,
             unlabelled,
+            **more,
         )
 
     @classmethod

@@ -12,18 +12,27 @@ DIGITS_TEST = 400
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset with its common test set; inputs are float32 in [0, 1]."""
+    """A dataset with its common test set; inputs are bytes, which stand for numbers from 0 to 1, or float32."""
 
     x: np.ndarray
     y: np.ndarray
     test_x: np.ndarray
     test_y: np.ndarray
-    classes: int
+    classes: int | None
+    """None: regression."""
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    """Of each channel, for the model; empty: inputs are used as they are."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return self.x.shape[1:]
+
+    @property
+    def in_unit_range(self) -> bool:
+        """Whether inputs lie between 0 and 1, so that noisy ones are clipped to that range."""
+        return self.x.dtype == np.uint8 or bool(self.x.min() >= 0 and self.x.max() <= 1)
 
 
 def digits() -> Source:

@@ -14,7 +14,7 @@ from metabayfl.randomness import keyed_globals, numpy_generator
 from metabayfl.records import encode_client
 from metabayfl.spool import Address
 from metabayfl.store import Checkpoint, RunDirectory
-from metabayfl.types import Context, Diverged, Params, TrainData
+from metabayfl.types import Context, Diverged, Params
 from metabayfl.validate import BadUpdate, find_malformed
 
 Metrics = dict[str, float]
@@ -69,7 +69,7 @@ class Desk:
         started = time.perf_counter()
         try:
             with keyed(ctx, "fit"):
-                fit = self.job.method.fit(down, state, self._data(ctx.client or 0), ctx)
+                fit = self.job.method.fit(down, state, self.job.train_data(ctx.client or 0, ctx.round), ctx)
         finally:
             cost["seconds"] = time.perf_counter() - started
             cost |= {f"{what}_seconds": seconds for what, seconds in ctx.seconds.items()}
@@ -138,13 +138,9 @@ class Desk:
         latest = checkpoint.latest.get(client)
         kept = None if latest is None else self.directory.read_client(latest).personal
         with keyed(ctx, "personalise"):
-            return self.job.method.personalise(down, state, kept, self._data(client), ctx)
-
-    def _data(self, client: int) -> TrainData:
-        return self.job.federation.client(client).train_data(self.job.held_out, self.job.task.weights.dtype)
+            return self.job.method.personalise(down, state, kept, self.job.train_data(client, ctx.round), ctx)
 
     def _measure(self, model: Params, x: torch.Tensor, y: torch.Tensor, ctx: Context) -> Metrics:
-        x = x.to(self.job.task.weights.dtype) if x.is_floating_point() else x
         with keyed(ctx, "predict"):
             outputs = self.job.method.predict(model, x, self.job.plan.eval.samples, ctx)
         if not outputs.isfinite().all():

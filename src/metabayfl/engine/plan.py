@@ -13,7 +13,7 @@ from metabayfl.data.federation import Federation
 from metabayfl.methods.base import Method, make_task
 from metabayfl.randomness import numpy_generator
 from metabayfl.task import Task
-from metabayfl.types import Context
+from metabayfl.types import Context, TrainData
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,10 @@ class Job:
             cached = self.__dict__["_train_sizes"] = self.federation.train_sizes(self.held_out)
         return cached
 
+    def train_data(self, client: int, round_: int) -> TrainData:
+        """Return what the method may see of a client in a round counted from 0."""
+        return self.federation.train_data(client, self.held_out, round_, self.plan.rounds)
+
     def participants(self, round_: int) -> list[int]:
         """Clients invited to a round (counted from 0), in the order of their ids."""
         everybody = len(self.federation)
@@ -85,8 +89,7 @@ def _arrive(method: Method, content: bytes, federation: Federation, plan: Plan) 
 
 def make_job(method: Method, model: nn.Module, federation: Federation, plan: Plan) -> Job:
     """Lay a model out for a method and join everything; `x.view(n, -1)` after a convolution rules channels-last out."""
-    task = make_task(method, model, federation.likelihood)
-    x = federation.train.x[:2]
-    if task.channels_last and not task.runs_on(x.to(task.weights.dtype) if x.is_floating_point() else x):
-        task = make_task(method, model, federation.likelihood, channels_last=False)
+    task = make_task(method, model, federation.likelihood, scaling=federation.scaling)
+    if task.channels_last and not task.runs_on(federation.train.x[:2]):
+        task = make_task(method, model, federation.likelihood, channels_last=False, scaling=federation.scaling)
     return Job(method, task, federation, plan)

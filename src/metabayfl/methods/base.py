@@ -10,7 +10,7 @@ from metabayfl import aggregate
 from metabayfl.likelihood import Likelihood
 from metabayfl.optim import Objective, OptimiserName, PointLoss, Rate, descend, make_optimiser, rate_at
 from metabayfl.options import Options
-from metabayfl.task import BatchNormPolicy, Bayesian, Task
+from metabayfl.task import BatchNormPolicy, Bayesian, Scaling, Task
 from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
 
 Positive = Annotated[float, Field(gt=0)]
@@ -127,7 +127,13 @@ def model_of(state: Params) -> Params:
     return {name: state[name] for name in ("mu", "rho", "buffers") if name in state}
 
 
-def make_task(method: Method, module: nn.Module, likelihood: Likelihood, channels_last: bool | None = None) -> Task:
+def make_task(
+    method: Method,
+    module: nn.Module,
+    likelihood: Likelihood,
+    channels_last: bool | None = None,
+    scaling: Scaling | None = None,
+) -> Task:
     """Lay a module out as a method needs it."""
     return Task(
         module,
@@ -136,4 +142,5 @@ def make_task(method: Method, module: nn.Module, likelihood: Likelihood, channel
         deterministic=method.deterministic_names,
         batchnorm=method.batchnorm,
         channels_last=channels_last,
+        scaling=scaling,
     )
