@@ -57,6 +57,10 @@ class TestGrid:
             compare.make_grid(config(methods={"fedavg": {"rate": -1}}), ["fedavg"], [0], tmp_path)
         with pytest.raises(InputError, match="nothing to compare"):
             compare.make_grid(config(), [], [0], tmp_path)
+        leaking = config(methods={"meta-fl": {"select_on": "test"}})
+        with pytest.raises(InputError, match="meta-fl sees test data .*--allow-leak"):
+            compare.make_grid(leaking, ["meta-fl"], [0], tmp_path)
+        assert len(compare.make_grid(leaking, ["meta-fl"], [0], tmp_path, allow_leak=True)) == 1
         assert not list(tmp_path.iterdir())
 
     def test_a_run_is_not_repeated_unless_its_config_changed(self, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Choosing rates: the winner's trial continued is training anew, bit for bit; the guards do what they say."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import metabayfl as mb
 from metabayfl.engine.local import TooFewUpdates
 from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.methods.base import Method, make_task
-from metabayfl.methods.meta_bayfl import RateSelection, choose, is_worse, standard_error
+from metabayfl.methods.meta_bayfl import THE_PAPER, RateSelection
+from metabayfl.methods.trials import Trial, choose, is_worse, standard_error, stop_losers
 from metabayfl.randomness import keyed_globals
 from metabayfl.types import Context, Fit, Params, TrainData, Update
 
@@ -123,7 +125,7 @@ class TestGuards:
     def test_rates_above_the_cap_are_not_tried(self) -> None:
         guard = torch.tensor([2e-3, 1.0, 0.1], dtype=torch.float64)
         fit, _ = take_part(mb.MetaFL(rates=(1e-3, 1e-2)), client_data(), guard=guard)
-        assert {n for n in fit.update.metrics if n.startswith("trial")} == {"trial_nll.0.001"}
+        assert {n for n in fit.update.metrics if n.startswith("trial_nll")} == {"trial_nll.0.001"}
         guard = torch.tensor([1e-9, 1.0, 0.1], dtype=torch.float64)
         fit, _ = take_part(mb.MetaFL(rates=(1e-3, 1e-2)), client_data(), guard=guard)
         assert fit.update.metrics["rate"] == 1e-3
@@ -221,3 +223,95 @@ class TestDropout:
         fed = mb.Federation.from_arrays([(x, (x[:, 0] > 0).long())], classes=3)
         result = mb.federate(network(), fed, mb.MetaBayFLDropout(epochs=2), rounds=2)
         assert result.metrics["G/G"]["mutual_information"]["value"] > 1e-4
+
+
+class TestReadings:
+    """Switches for what the paper leaves open, and its letter."""
+
+    def test_the_paper_is_one_preset_away(self) -> None:
+        letter = mb.MetaBayFL(preset="paper")
+        assert {name: getattr(letter, name) for name in THE_PAPER} == THE_PAPER
+        assert mb.MetaBayFL(preset="paper", kl_weight=0.1).kl_weight == 0.1
+        assert mb.MetaBayFL(**letter.model_dump()) == letter
+        fit, _ = take_part(letter, client_data())
+        assert math.isfinite(fit.update.metrics["nll"])
+        assert not letter.holds_out
+
+    def test_every_epoch_is_selection_from_where_the_last_one_ended(self) -> None:
+        """With one candidate, no momentum and nothing random but the order, it is an epoch of descent after another."""
+        data = client_data()
+        fit, _ = take_part(mb.MetaBayFL(select_every="epoch", epochs=3, keep_better=False), data)
+        assert fit.update.metrics["steps"] == 3 * data.steps_per_epoch()
+        once, _ = take_part(mb.MetaBayFL(select_every="epoch", epochs=1, keep_better=False), data)
+        same_, _ = take_part(mb.MetaBayFL(epochs=1, keep_better=False), data)
+        assert same(once.update.payload, same_.update.payload)
+
+    @pairs
+    def test_trials_on_d_n_only_choose_the_rate(self, selecting: type[RateSelection], fixed: type[Method]) -> None:
+        data = client_data()
+        chosen, _ = take_part(selecting(trial_data="dn", epochs=2, keep_better=False), data)
+        trained, _ = take_part(fixed(rate=chosen.update.metrics["rate"], epochs=2), data)
+        assert same(chosen.update.payload, trained.update.payload)
+
+
+class TestLosers:
+    def trial(self, rate: float, nll: list[float]) -> Trial:
+        ctx = Context(make_task(mb.MetaFL(), network(), Categorical(3)))
+        trial = Trial(mb.MetaFL(), ctx.task.initial(), rate, client_data(), 1, ctx)
+        trial.nll = [2.0, *nll]
+        return trial
+
+    def test_a_rate_that_is_worse_than_a_smaller_one_in_training_is_stopped(self) -> None:
+        small, large = self.trial(1e-3, [1.9, 1.8, 1.7]), self.trial(1e-1, [2.9, 2.9, 2.8])
+        stop_losers([small, large])
+        assert [small.failed, large.failed] == [False, True]
+
+    def test_a_small_rate_that_learns_slowly_is_left_to_d_n(self) -> None:
+        small, large = self.trial(1e-4, [2.0, 2.0, 2.0]), self.trial(1e-2, [1.5, 1.2, 1.1])
+        stop_losers([small, large])
+        assert [small.failed, large.failed] == [False, False]
+
+    def test_within_noise_nobody_is_stopped(self) -> None:
+        small, large = self.trial(1e-3, [1.9, 1.8, 1.7]), self.trial(1e-2, [2.1, 1.7, 1.8])
+        stop_losers([small, large])
+        assert [small.failed, large.failed] == [False, False]
+
+
+class Blind(nn.Module):
+    """Reads NaN as 0, so that poisoned test data do not stop the evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with keyed_globals("blind"):
+            self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(torch.nan_to_num(x))
+        return found
+
+
+class TestTestData:
+    def federation(self) -> mb.Federation:
+        rng = torch.Generator().manual_seed(4)
+        x = torch.randn(120, 4, generator=rng)
+        return mb.Federation.from_arrays([(x[:60], x[:60].argmax(1) % 3), (x[60:], x[60:].argmax(1) % 3)])
+
+    @pytest.mark.parametrize("method", [mb.MetaBayFL(epochs=2), mb.MetaFL(epochs=2)], ids=lambda method: method.name)
+    def test_poison_changes_no_bit(self, method: Method, tmp_path: Path) -> None:
+        clean = self.federation()
+        rows = clean.local_test
+        poisoned = replace(clean, local_test=replace(rows, x=torch.full_like(rows.x, math.nan), y=(rows.y + 1) % 3))
+        for name, federation in (("clean", clean), ("poisoned", poisoned)):
+            mb.federate(Blind(), federation, method, rounds=3, out=tmp_path / name)
+        assert (tmp_path / "clean/model.safetensors").read_bytes() == (
+            tmp_path / "poisoned/model.safetensors"
+        ).read_bytes()
+
+    def test_selecting_on_them_is_possible_warned_of_and_marked(self, tmp_path: Path) -> None:
+        with pytest.warns(UserWarning, match="its numbers are no results"):
+            result = mb.federate(
+                Blind(), self.federation(), mb.MetaFL(select_on="test"), rounds=1, out=tmp_path / "run"
+            )
+        assert result.directory.description()["leaks"] is True
+        clients = [event for event in result.events if event["event"] == "client"]
+        assert [event["scored_samples"] for event in clients] == [12, 12]

@@ -84,6 +84,8 @@ def run_job(
     """Carry out a plan in a run directory, new or to be resumed; `config` is the text it came from, kept with it."""
     whole("workers", workers, 1)
     check_kinds(model, federation, method)
+    if method.leaks:
+        warnings.warn(f"{method.name} sees test data here: the run is marked, its numbers are no results", stacklevel=3)
     job = make_job(method, model, federation, plan)
     check_job(job)
     directory = RunDirectory(Path(tempfile.mkdtemp(prefix="metabayfl-") if out is None else out))
@@ -110,6 +112,7 @@ def describe(model: nn.Module, job: Job) -> dict[str, Any]:
         "model": describe_model(model) | {"channels_last": job.task.channels_last},
         "likelihood": describe_likelihood(job.federation.likelihood),
         "scaling": job.task.scaling,
+        "leaks": job.method.leaks,
         "clients": len(job.federation),
         **job.plan.model_dump(mode="json"),
     }

@@ -75,7 +75,15 @@ def _add_demo(commands: "Commands") -> None:
         "--out", type=Path, default=Path("runs", "demo"), help="directory of the runs (default: runs/demo)"
     )
     _add_running(demo)
-    chosen = {"config": DEMO, "set": [], "methods": "", "seeds": "0,1,2", "plan": False, "parallel": "runs"}
+    chosen = {
+        "config": DEMO,
+        "set": [],
+        "methods": "",
+        "seeds": "0,1,2",
+        "plan": False,
+        "parallel": "runs",
+        "allow_leak": False,
+    }
     demo.set_defaults(reader=read_comparison, handler="compare:compare", **chosen)
 
 
@@ -100,6 +108,7 @@ def _add_compare(commands: "Commands") -> None:
     compare.add_argument("--methods", default="", help="names or labels: fedavg,bayfl (default: all [methods.LABEL])")
     compare.add_argument("--seeds", default="0,1,2", help="such as 0,1,2 (the default) or 0-4")
     compare.add_argument("--out", type=Path, help="directory of the comparison (default: runs/compare-CONFIG)")
+    compare.add_argument("--allow-leak", action="store_true", help="accept methods that see test data, for study")
     compare.add_argument("--plan", action="store_true", help="only estimate time and bytes")
     compare.add_argument("--parallel", choices=["runs", "clients"], default="runs", help="what the workers share")
     _add_running(compare)

@@ -44,11 +44,16 @@ class Estimate:
     bytes: float
 
 
-def make_grid(config: CompareConfig, labels: Sequence[str], seeds: Sequence[int], out: Path) -> list[Cell]:
+def make_grid(
+    config: CompareConfig, labels: Sequence[str], seeds: Sequence[int], out: Path, allow_leak: bool = False
+) -> list[Cell]:
     """Return the runs of a comparison, checked before anything runs; all hold out d_n if one method chooses by it."""
     sections = {label: method_section(config, label) for label in labels or config.methods}
     methods = [create(section) for section in sections.values()]
-    if config.select.held_out is None and any(method.selects for method in methods):
+    leaking = [label for label, method in zip(sections, methods, strict=True) if method.leaks]
+    if leaking and not allow_leak:
+        raise InputError(f"{leaking[0]} sees test data (select_on = 'test'): --allow-leak compares it all the same")
+    if config.select.held_out is None and any(method.holds_out for method in methods):
         config = config.model_copy(update={"select": config.select.model_copy(update={"held_out": True})})
     cells = []
     for label, section in sections.items():

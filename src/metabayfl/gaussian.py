@@ -51,6 +51,17 @@ def kl(posterior: Params, prior: Prior) -> float:
     return terms.sum().item()
 
 
+def describe(posterior: Params, prior: Prior, kl_scale: float) -> dict[str, float]:
+    """Return the KL, its factor in the loss, the number of weights that it sums over and their mean spread."""
+    spread = sigma_of(posterior["rho"].double()).mean().item()
+    return {
+        "kl": kl(posterior, prior),
+        "kl_scale": kl_scale,
+        "noisy_weights": len(posterior["rho"]),
+        "sigma": spread,
+    }
+
+
 class Elbo:
     """Mean NLL of a weight sample plus `kl_scale` times the KL, with gradients in closed form.
 
@@ -92,8 +103,8 @@ class Elbo:
         return self.task.with_buffers({"mu": self.mu.clone(), "rho": self.rho.clone()})
 
     def metrics(self) -> dict[str, float]:
-        """Return the KL and its factor in the loss."""
-        return {"kl": kl({"mu": self.mu, "rho": self.rho}, self.prior), "kl_scale": self.kl_scale}
+        """Return the KL and its factor in the loss, and how far the weights are spread."""
+        return describe({"mu": self.mu, "rho": self.rho}, self.prior, self.kl_scale)
 
     def skip_draw_of(self, other: Self) -> None:
         """Go on in the noise where another has arrived."""

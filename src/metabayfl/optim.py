@@ -107,6 +107,14 @@ class PointLoss:
         """Nothing is drawn."""
 
 
+class Optimiser(Protocol):
+    """Moves the groups of an objective along the gradients that its last call has left."""
+
+    def step(self, rate: float) -> None:
+        """Move all groups once."""
+        ...
+
+
 class Adam:
     """Adam (Kingma & Ba 2015) on flat vectors, fused by PyTorch."""
 
@@ -148,7 +156,7 @@ class Sgd:
 
 def make_optimiser(
     name: OptimiserName, groups: Sequence[Group], weight_decay: float = 0.0, momentum: float = 0.9
-) -> Adam | Sgd:
+) -> Optimiser:
     """Return a fresh optimiser."""
     return Adam(groups, weight_decay) if name == "adam" else Sgd(groups, weight_decay, momentum)
 
@@ -165,9 +173,7 @@ class Trace:
         return sum(recent) / len(recent)
 
 
-def descend(
-    objective: Objective, optimiser: Adam | Sgd, batches: Iterable[tuple[Tensor, Tensor]], rate: float
-) -> Trace:
+def descend(objective: Objective, optimiser: Optimiser, batches: Iterable[tuple[Tensor, Tensor]], rate: float) -> Trace:
     """Take one step for each mini-batch; a loss or a parameter that is not finite ends the run with `Diverged`."""
     trace = Trace()
     for x, y in batches:

@@ -106,6 +106,10 @@ class Context:
     seconds: dict[str, float] = field(default_factory=dict)
     """What a hook wants to be known of its time: selection. It goes to the log, not over the wire."""
 
+    part: int = 0
+    """Part of the round, for hooks that begin anew within one."""
+
     def rng(self, purpose: str) -> torch.Generator:
-        """Return a generator that depends on seed, round, client and purpose and on nothing else."""
-        return torch_generator(self.seed, self.round, self.client, purpose)
+        """Return a generator that depends on seed, round, client, purpose and part and on nothing else."""
+        named = f"{purpose}.{self.part}" if self.part else purpose
+        return torch_generator(self.seed, self.round, self.client, named)

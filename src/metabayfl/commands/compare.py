@@ -18,7 +18,7 @@ def compare(options: argparse.Namespace) -> int:
     """Carry out what is missing of a grid of runs, and say what came out."""
     out = options.out or Path("runs", f"compare-{options.config.stem}")
     labels = [label.strip() for label in options.methods.split(",") if label.strip()]
-    cells = make_grid(options.settings, labels, options.seeds, out)
+    cells = make_grid(options.settings, labels, options.seeds, out, options.allow_leak)
     if options.plan:
         return _plan(cells, options.workers, options.json)
     processes, workers = (options.workers, 1) if options.parallel == "runs" else (1, options.workers)

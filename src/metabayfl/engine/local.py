@@ -145,7 +145,7 @@ class Loop:
             return self.job.method.aggregate(before.server, updates, ctx)
 
     def _judge(self, round_: int) -> Views:
-        """Metrics of the three views (docs/methods.md 1.6) if this is a round to evaluate."""
+        """Metrics of the three views (docs/methods.md 1.7) if this is a round to evaluate."""
         if round_ not in self.evaluated:
             return {}
         common = next(iter(self.workers.run([("score_global", (round_,))])))

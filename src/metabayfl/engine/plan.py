@@ -2,7 +2,7 @@
 
 import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class Job:
     def held_out(self) -> bool:
         """Whether d_n is left out of training."""
         wish = self.plan.select.held_out
-        return self.method.selects if wish is None else wish
+        return self.method.holds_out if wish is None else wish
 
     def context(self, round_: int, client: int | None = None) -> Context:
         """Return the context of a hook in a round counted from 0."""
@@ -58,8 +58,12 @@ class Job:
         return cached
 
     def train_data(self, client: int, round_: int) -> TrainData:
-        """Return what the method may see of a client in a round counted from 0."""
-        return self.federation.train_data(client, self.held_out, round_, self.plan.rounds)
+        """Return what the method may see of a client in a round counted from 0; test data only if it leaks."""
+        data = self.federation.train_data(client, self.held_out, round_, self.plan.rounds)
+        if not self.method.leaks:
+            return data
+        test_x, test_y = self.federation.local_test.of(client)
+        return replace(data, select_x=test_x, select_y=test_y)
 
     def participants(self, round_: int) -> list[int]:
         """Clients invited to a round (counted from 0), in the order of their ids."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from metabayfl import aggregate
 from metabayfl.likelihood import Likelihood
-from metabayfl.optim import Objective, OptimiserName, PointLoss, Rate, descend, make_optimiser, rate_at
+from metabayfl.optim import Objective, Optimiser, OptimiserName, PointLoss, Rate, descend, make_optimiser, rate_at
 from metabayfl.options import Options
 from metabayfl.task import BatchNormPolicy, Bayesian, Scaling, Task
 from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
@@ -27,7 +27,7 @@ class Method(Options):
     personal: ClassVar[bool] = False
     """Whether the client's own model is the method's headline."""
     selects: ClassVar[bool] = False
-    """Whether fitting needs d_n, so that it is held out by default."""
+    """Whether fitting needs d_n."""
 
     rate: Rate = 1e-3
     """Learning rate: a number, or a schedule over rounds k of K: 'a/sqrt(K)', 'a/k', 'a/sqrt(k)'."""
@@ -43,6 +43,16 @@ class Method(Options):
     """How much a client counts in the average."""
     batchnorm: BatchNormPolicy = "average"
     """BatchNorm scale, shift and statistics: averaged like everything else, or local (never sent)."""
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether d_n is left out of training unless the plan says otherwise."""
+        return self.selects
+
+    @property
+    def leaks(self) -> bool:
+        """Whether fitting sees test data; such a run is marked, and no comparison takes it for a result."""
+        return False
 
     @property
     def bayesian_layers(self) -> Bayesian:
@@ -93,10 +103,13 @@ class Method(Options):
 
     def descend(self, objective: Objective, data: TrainData, ctx: Context) -> dict[str, float]:
         """Run the local epochs on an objective; the NLL reported is the mean of the last epoch."""
-        optimiser = make_optimiser(self.optimiser, objective.groups, self.weight_decay, self.momentum)
         rate = rate_at(self.rate, ctx.round, ctx.rounds)
-        trace = descend(objective, optimiser, data.batches(self.epochs, ctx.rng("batches")), rate)
+        trace = descend(objective, self.make_optimiser(objective), data.batches(self.epochs, ctx.rng("batches")), rate)
         return {"nll": trace.last(data.steps_per_epoch()), "rate": rate, "steps": len(trace.nll)}
+
+    def make_optimiser(self, objective: Objective) -> Optimiser:
+        """Return a fresh optimiser of an objective."""
+        return make_optimiser(self.optimiser, objective.groups, self.weight_decay, self.momentum)
 
     def payload_like(self, server: Params, ctx: Context) -> Params:
         """Return tensors of the names, shapes and types that a payload must have."""

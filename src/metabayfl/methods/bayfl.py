@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from metabayfl import gaussian
+from metabayfl.ivon import Ivon, IvonLoss
 from metabayfl.methods.base import Method, NotNegative, Positive
-from metabayfl.optim import Objective
+from metabayfl.optim import Objective, Optimiser
 from metabayfl.task import Bayesian
 from metabayfl.types import Context, Params, Received, TrainData
 
@@ -38,6 +39,17 @@ class BayFL(Method):
     """How the server averages spreads: rho, sigma, var, mixture, sum or product."""
     rho_rate: Annotated[float, Field(ge=0)] = 1.0
     """Factor on the learning rate of rho."""
+    backend: Literal["bbb", "ivon"] = "bbb"
+    """Gradients of the ELBO (Bayes by backprop) for `optimiser`, or natural ones (IVON; rates are near 0.1)."""
+    curvature_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99999
+    """How slowly IVON's curvature, and with it the spread, changes."""
+
+    @field_validator("backend")
+    @classmethod
+    def _natural_gradients_need_a_prior(cls, backend: str, others: ValidationInfo) -> str:
+        if backend == "ivon" and others.data.get("kl_weight") == 0:
+            raise ValueError("ivon needs kl_weight above 0, and it is 0")
+        return backend
 
     @property
     def bayesian_layers(self) -> Bayesian:
@@ -56,8 +68,16 @@ class BayFL(Method):
     def objective(self, model: Params, data: TrainData, ctx: Context) -> Objective:
         """Return the ELBO on the client's data."""
         samples = len(data) if self.kl == "client" else sum(ctx.clients.values())
-        scale = self.kl_weight / samples
-        return gaussian.Elbo(ctx.task, model, self.prior_of(model), scale, ctx.rng("noise"), self.rho_rate)
+        scale, prior, noise = self.kl_weight / samples, self.prior_of(model), ctx.rng("noise")
+        if self.backend == "ivon":
+            return IvonLoss(ctx.task, model, prior, scale, noise)
+        return gaussian.Elbo(ctx.task, model, prior, scale, noise, self.rho_rate)
+
+    def make_optimiser(self, objective: Objective) -> Optimiser:
+        """Return a fresh optimiser of an objective; IVON brings its own."""
+        if isinstance(objective, IvonLoss):
+            return Ivon(objective, self.curvature_momentum)
+        return super().make_optimiser(objective)
 
     def prior_of(self, received: Params) -> gaussian.Prior:
         """Return the prior of this round."""

@@ -2,23 +2,30 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from metabayfl import aggregate
 from metabayfl.methods.base import Count, Method, Positive, model_of
 from metabayfl.methods.bayfl import BayFL
-from metabayfl.optim import Objective, Rate, descend, make_optimiser, rate_at
-from metabayfl.types import Context, Diverged, Fit, InputError, Params, Received, TrainData
+from metabayfl.methods.trials import (
+    BEYOND_NOISE,
+    FEWEST_STEPS,
+    Trial,
+    choose,
+    describe_scores,
+    is_worse,
+    run_trials,
+    standard_error,
+)
+from metabayfl.optim import Rate, rate_at
+from metabayfl.types import Context, Fit, InputError, Params, Received, TrainData
 
-BEYOND_NOISE = 2.0
-"""A difference counts from so many standard errors on."""
-FEWEST_TRIAL_STEPS = 5
 LARGEST_LOSS = 1e30
 """What is not a number is worse than everything."""
 SHRINK, GROW = 0.5, 1.1
@@ -32,8 +39,16 @@ class RateSelection(Method):
 
     rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1e-4, 1e-3, 1e-2)
     """Candidates, written like `rate`, which is not used."""
+    select_every: Literal["round", "epoch"] = "round"
+    """Choose once per round, or anew in every local epoch from where the last one ended."""
+    select_on: Literal["dn", "test"] = "dn"
+    """Samples that decide: d_n. The local test part, as the paper's algorithm says, is a leak: for study only."""
+    trial_data: Literal["rest", "dn"] = "rest"
+    """Samples that trials train on: the training part, so that the best trial is continued, or d_n itself."""
     trial_epochs: Positive = 0.1
     """Length of a trial in epochs; it has at least 5 steps."""
+    train_on_dn: bool = False
+    """Use d_n for training too; what decided is then no longer unseen."""
     choice: Literal["best", "one-se"] = "one-se"
     """Take the rate with the lowest loss on d_n, or the largest within one standard error of it (trials are short)."""
     guard: bool = True
@@ -45,38 +60,65 @@ class RateSelection(Method):
     score_draws: Count = 2
     """Weight samples of a score, the same for all rates."""
 
+    @property
+    def holds_out(self) -> bool:
+        """Whether d_n is left out of training unless the plan says otherwise."""
+        return not self.train_on_dn
+
+    @property
+    def leaks(self) -> bool:
+        """Whether fitting sees test data."""
+        return self.select_on == "test"
+
     def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
         """Try the rates from the received model, and go on with the best one where its trial ended."""
-        started = time.perf_counter()
-        received = ctx.task.join(down, state)
+        model = received = ctx.task.join(down, state)
         before = self.losses(received, data, ctx)
-        trials = self.try_rates(received, float(down["guard"][0]), data, ctx)
-        scores = [None if trial.diverged else self.losses(trial.model, data, ctx) for trial in trials]
-        scored = [(trial, losses) for trial, losses in zip(trials, scores, strict=True) if losses is not None]
+        largest = float(down["guard"][0])
         metrics = {"incoming_nll": before.mean().item(), "incoming_error": standard_error(before)}
-        metrics |= {f"trial_nll.{trial.rate:g}": losses.mean().item() for trial, losses in scored}
-        chosen = choose(scores, self.choice)
-        if chosen is None:
-            return self.leave(received, metrics | {"diverged": 1}, data, ctx)
-        winner = trials[chosen]
-        ctx.seconds["selection"] = time.perf_counter() - started - winner.seconds
-        winner.run()
-        if winner.diverged or (self.keep_better and is_worse(self.losses(winner.model, data, ctx), before)):
-            return self.leave(received, metrics | {"rate": winner.rate, "rejected": 1}, data, ctx)
-        steps = data.steps_per_epoch()
-        metrics |= {"nll": sum(winner.nll[-steps:]) / steps, "rate": winner.rate, "steps": len(winner.nll)}
-        return self.leave(winner.model, metrics | winner.objective.metrics(), data, ctx)
+        metrics |= {"allowed_rate": largest, "scored_samples": len(before)}
+        ctx.seconds["selection"], steps = 0.0, 0
+        for part in range(self.epochs if self.select_every == "epoch" else 1):
+            winner, scores = self.select_rate(model, largest, data, replace(ctx, part=part))
+            metrics |= scores
+            if winner is None:
+                return self.leave(received, metrics | {"diverged": 1}, data, ctx)
+            winner.run()
+            metrics["rate"], steps, model = winner.rate, steps + len(winner.nll), winner.model
+            after = None if winner.failed else self.losses(model, data, ctx)
+            if after is None or (self.keep_better and is_worse(after, before)):
+                return self.leave(received, metrics | {"rejected": 1}, data, ctx)
+            last = winner.nll[-data.steps_per_epoch() :]
+            metrics |= {"trained_nll": after.mean().item(), "nll": sum(last) / len(last), "steps": steps}
+            metrics |= winner.objective.metrics()
+        return self.leave(model, metrics, data, ctx)
 
-    def try_rates(self, received: Params, largest: float, data: TrainData, ctx: Context) -> "list[Trial]":
-        """Train each allowed rate for a short while: same start, same batches, same noise; the first step is shared."""
+    def select_rate(
+        self, model: Params, largest: float, data: TrainData, ctx: Context
+    ) -> tuple[Trial | None, dict[str, float]]:
+        """Train each allowed rate for a short while; returns the chosen one's training, begun, and all losses."""
+        started, random = time.perf_counter(), torch.get_rng_state()
+        epochs = self.epochs if self.select_every == "round" else 1
+        on_dn = replace(data, x=data.select_x, y=data.select_y) if self.trial_data == "dn" else None
+        seen = on_dn or data
+        steps = max(FEWEST_STEPS, math.ceil(self.trial_epochs * seen.steps_per_epoch()))
+        length = epochs if on_dn is None else math.ceil(steps / seen.steps_per_epoch())
+        trials = [Trial(self, model, rate, seen, length, ctx) for rate in self.allowed_rates(largest, ctx)]
+        run_trials(trials, min(steps, length * seen.steps_per_epoch()))
+        scores = [None if trial.failed else self.losses(trial.model, data, ctx) for trial in trials]
+        chosen = choose(scores, self.choice)
+        winner = None if chosen is None else trials[chosen]
+        if winner is not None and on_dn is not None:
+            torch.set_rng_state(random)
+            winner = Trial(self, model, winner.rate, data, epochs, ctx)
+        used = 0.0 if winner is None else winner.seconds
+        ctx.seconds["selection"] += time.perf_counter() - started - used
+        return winner, describe_scores([trial.rate for trial in trials], scores)
+
+    def allowed_rates(self, largest: float, ctx: Context) -> list[float]:
+        """Return the candidates that the guard allows, rising; the smallest always."""
         rates = sorted({rate_at(rate, ctx.round, ctx.rounds) for rate in self.rates})
-        allowed = [rate for rate in rates if rate <= largest * (1 + 1e-9)] or rates[:1]
-        trials = [Trial(self, received, rate, data, ctx) for rate in allowed]
-        steps = max(FEWEST_TRIAL_STEPS, math.ceil(self.trial_epochs * data.steps_per_epoch()))
-        take_first_step(trials)
-        for trial in trials:
-            trial.run(steps - 1)
-        return trials
+        return [rate for rate in rates if rate <= largest * (1 + 1e-9)] or rates[:1]
 
     def losses(self, model: Params, data: TrainData, ctx: Context) -> Tensor:
         """Losses of a model on samples of d_n, without the KL."""
@@ -112,80 +154,37 @@ class RateSelection(Method):
         return torch.tensor([largest, loss, error], dtype=torch.float64)
 
 
+THE_PAPER: dict[str, Any] = {
+    "optimiser": "sgd",
+    "momentum": 0.0,
+    "kl_weight": 1.0,
+    "kl": "client",
+    "prior": "fixed",
+    "prior_sigma": 0.1,
+    "rule": "var",
+    "weighting": "uniform",
+    "select_every": "epoch",
+    "trial_data": "dn",
+    "trial_epochs": 1.0,
+    "train_on_dn": True,
+    "choice": "best",
+    "guard": False,
+    "keep_better": False,
+}
+"""The letter of the paper, as docs/methods.md 3.5 reads it; no guards, and nothing tuned."""
+
+
 class MetaBayFL(RateSelection, BayFL):
     """BayFL whose clients choose their rate, each round anew, by the loss on d_n."""
 
     name: ClassVar[str] = "meta-bayfl"
     paper: ClassVar[str] = "Rahman & Nguyen, IEEE TETCI"
 
+    preset: Literal["default", "paper"] = "default"
+    """Where values come from that are not given: our defaults, or the letter of the paper (for comparison)."""
 
-class Trial:
-    """Training with one rate, which can be left and taken up again."""
-
-    def __init__(self, method: RateSelection, start: Params, rate: float, data: TrainData, ctx: Context) -> None:
-        self.rate = rate
-        self.objective: Objective = method.objective(start, data, ctx)
-        self.optimiser = make_optimiser(method.optimiser, self.objective.groups, method.weight_decay, method.momentum)
-        self.batches: Iterator[tuple[Tensor, Tensor]] = data.batches(method.epochs, ctx.rng("batches"))
-        self.model, self.random = start, torch.get_rng_state()
-        self.nll: list[float] = []
-        self.seconds = 0.0
-        self.diverged = False
-
-    def run(self, steps: int | None = None) -> None:
-        """Take some steps, or all that are left."""
-        if self.diverged:
-            return
-        started = time.perf_counter()
-        self.objective.task.load_buffers(self.model)
-        torch.set_rng_state(self.random)
-        try:
-            self.nll += descend(self.objective, self.optimiser, islice(self.batches, steps), self.rate).nll
-        except Diverged:
-            self.diverged = True
-        self.pause()
-        self.seconds += time.perf_counter() - started
-
-    def pause(self) -> None:
-        """Keep what the next trial on the same task would change: the buffers and the state of the global generator."""
-        self.model, self.random = self.objective.model(), torch.get_rng_state()
-
-
-def take_first_step(trials: Sequence[Trial]) -> None:
-    """All trials start at the same weights with the same batch and noise: one gradient serves them all."""
-    first = trials[0]
-    first.objective.task.load_buffers(first.model)
-    torch.set_rng_state(first.random)
-    batches = [next(trial.batches) for trial in trials]
-    nll = first.objective(*batches[0])
-    for trial in trials:
-        trial.objective.skip_draw_of(first.objective)
-        trial.nll.append(nll)
-        trial.diverged = not math.isfinite(nll)
-        trial.optimiser.step(trial.rate)
-        trial.pause()
-
-
-def choose(scores: Sequence[Tensor | None], choice: Literal["best", "one-se"]) -> int | None:
-    """Return the index of the chosen rate, given losses per sample for rising rates; None if all diverged."""
-    alive = {index: losses for index, losses in enumerate(scores) if losses is not None}
-    if not alive:
-        return None
-    best = min(alive, key=lambda index: alive[index].mean().item())
-    if choice == "best":
-        return best
-    return max(i for i, losses in alive.items() if _excess(losses, alive[best]) <= standard_error(losses - alive[best]))
-
-
-def is_worse(losses: Tensor, before: Tensor) -> bool:
-    """Whether losses are higher than before, sample by sample, beyond noise."""
-    return _excess(losses, before) > BEYOND_NOISE * standard_error(losses - before)
-
-
-def _excess(losses: Tensor, reference: Tensor) -> float:
-    return (losses - reference).mean().item()
-
-
-def standard_error(values: Tensor) -> float:
-    """Standard error of a mean; a single value has none to speak of."""
-    return values.std().item() / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    @model_validator(mode="before")
+    @classmethod
+    def fill_in(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Take what is not given from the preset."""
+        return THE_PAPER | values if values.get("preset") == "paper" else values
