@@ -58,7 +58,7 @@ class TestGrid:
         with pytest.raises(InputError, match="nothing to compare"):
             compare.make_grid(config(), [], [0], tmp_path)
         leaking = config(methods={"meta-fl": {"select_on": "test"}})
-        with pytest.raises(InputError, match="meta-fl sees test data .*--allow-leak"):
+        with pytest.raises(InputError, match=r"meta-fl sees test data .*--allow-leak"):
             compare.make_grid(leaking, ["meta-fl"], [0], tmp_path)
         assert len(compare.make_grid(leaking, ["meta-fl"], [0], tmp_path, allow_leak=True)) == 1
         assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from federations import Failing, bits, federation, job, log, network, one_line, train
 from metabayfl.engine import local, workers
-from metabayfl.engine.client import Desk
+from metabayfl.engine.client import Desk, subset
 from metabayfl.engine.workers import InProcess, Pool
 from metabayfl.methods import BayFL, FedAvg, Method
 from metabayfl.options import InputError
@@ -311,3 +311,12 @@ class TestHooks:
             rounds = [round_ for round_ in range(3) if client in work.participants(round_)]
             record = RunDirectory(tmp_path / "run").read_client(checkpoint.latest[client])
             assert record.state["diary"].tolist() == [client, *(10 + round_ for round_ in rounds)]
+
+
+def test_a_subset_for_judging_is_always_the_same() -> None:
+    x, y = torch.arange(20.0)[:, None], torch.arange(20)
+    few, more = subset(x, y, 5), subset(x, y, 8)
+    assert len(few[0]) == 5
+    assert torch.equal(few[0][:, 0].long(), few[1])
+    assert set(few[1].tolist()) < set(more[1].tolist())
+    assert subset(x, y, None)[0] is subset(x, y, 20)[0] is x

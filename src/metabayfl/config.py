@@ -101,6 +101,8 @@ class EvalOptions(Options):
     """Weight samples of a Bayesian prediction."""
     subset: Count | None = None
     """Use only so many samples of the common test set (always the same ones)."""
+    local_subset: Count | None = None
+    """Use only so many samples of each client's test part (always the same ones)."""
 
     def rounds_to_evaluate(self, rounds: int) -> set[int]:
         """Rounds, counted from 1, after which models are judged."""

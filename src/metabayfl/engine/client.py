@@ -80,13 +80,13 @@ class Desk:
 
     def score_client(self, client: int, round_: int) -> LocalScores:
         """Judge the global and the personal model on a client's test part after `round_` rounds."""
-        data = self.job.federation.client(client)
+        test = subset(*self.job.federation.local_test.of(client), self.job.plan.eval.local_subset)
         ctx = self.job.context(round_, client)
         checkpoint = self._load(round_)
         down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
         received = self.job.task.join(down, state)
         personal = self._personal(checkpoint, down, state, ctx)
-        scores = [self._measure(model, data.test_x, data.test_y, ctx) for model in (received, personal)]
+        scores = [self._measure(model, *test, ctx) for model in (received, personal)]
         return LocalScores(client, *scores)
 
     def score_global(self, round_: int) -> Metrics | None:
@@ -95,12 +95,9 @@ class Desk:
         model = self.job.method.global_model(self._load(round_).server, ctx)
         if model is None:
             return None
-        x, y = self.job.federation.test_x, self.job.federation.test_y
-        subset = self.job.plan.eval.subset
-        if subset is not None and subset < len(x):
-            rows = torch.from_numpy(numpy_generator("eval.subset").permutation(len(x))[:subset])
-            x, y = x[rows], y[rows]
-        return self._measure(model, x, y, ctx)
+        federation = self.job.federation
+        test = subset(federation.test_x, federation.test_y, self.job.plan.eval.subset)
+        return self._measure(model, *test, ctx)
 
     def export_personal(self, client: int, round_: int) -> None:
         """Write a client's own model by the names of its parameters."""
@@ -147,6 +144,14 @@ class Desk:
             who = "the global model" if ctx.client is None else f"a model of client {ctx.client}"
             raise Diverged(f"{who} gives outputs that are NaN or infinite after round {ctx.round}")
         return self.job.task.likelihood.measure(outputs, y)
+
+
+def subset(x: torch.Tensor, y: torch.Tensor, count: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return so many samples, always the same ones, or all."""
+    if count is None or count >= len(x):
+        return x, y
+    rows = torch.from_numpy(numpy_generator("eval.subset").permutation(len(x))[:count])
+    return x[rows], y[rows]
 
 
 def keyed(ctx: Context, hook: str) -> AbstractContextManager[None]:
