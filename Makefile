@@ -25,6 +25,8 @@ licences: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/round.py
+	$(BIN)/python benchmarks/selection.py
+	$(BIN)/python benchmarks/batches.py
 	$(BIN)/python benchmarks/engine.py
 
 docs: $(READY)

@@ -10,12 +10,10 @@ SMALLEST_SIDE = 16
 
 def crop_and_flip(images: Tensor, rng: torch.Generator) -> Tensor:
     """Move each image by up to 4 pixels in each direction, black outside, and mirror every second one, at random."""
-    count, channels, height, width = images.shape
-    moved = torch.randint(2 * MARGIN + 1, (count, 2), generator=rng)
-    mirrored = torch.randint(2, (count, 1), generator=rng).bool()
-    columns = torch.arange(width).expand(count, width)
-    columns = torch.where(mirrored, columns.flip(1), columns) + moved[:, 1:]
-    rows = torch.arange(height) + moved[:, :1]
-    padded = pad(images, (MARGIN,) * 4)
-    places = (rows[:, None, :, None], columns[:, None, None, :])
-    return padded[torch.arange(count)[:, None, None, None], torch.arange(channels)[None, :, None, None], *places]
+    count, _, height, width = images.shape
+    down, right = torch.randint(2 * MARGIN + 1, (2, count), generator=rng)
+    mirrored = torch.randint(2, (count,), generator=rng).bool()
+    windows = pad(images, (MARGIN,) * 4).unfold(2, height, 1).unfold(3, width, 1)
+    moved = windows[torch.arange(count), :, down, right]
+    moved[mirrored] = moved[mirrored].flip(3)
+    return moved
