@@ -71,7 +71,7 @@ class TestContinuing:
         """Dropout, BatchNorm and weight noise: what other trials did in between leaves no trace."""
         data = client_data()
         rates = (1e-4, "0.02/sqrt(k)", 3e-3)
-        chosen, _ = take_part(selecting(rates=rates, epochs=2, keep_better=False, **options), data)
+        chosen, _ = take_part(selecting(rates=rates, epochs=2, guard=False, keep_better=False, **options), data)
         trained, _ = take_part(fixed(rate=chosen.update.metrics["rate"], epochs=2, **options), data)
         assert same(chosen.update.payload, trained.update.payload)
         assert sum(name.startswith("trial_nll.") for name in chosen.update.metrics) == 3
@@ -123,29 +123,59 @@ class TestGuards:
         assert not torch.equal(stubborn.update.payload["mu"], down["mu"])
 
     def test_rates_above_the_cap_are_not_tried(self) -> None:
-        guard = torch.tensor([2e-3, 1.0, 0.1], dtype=torch.float64)
+        guard = torch.tensor([2e-3], dtype=torch.float64)
         fit, _ = take_part(mb.MetaFL(rates=(1e-3, 1e-2)), client_data(), guard=guard)
         assert {n for n in fit.update.metrics if n.startswith("trial_nll")} == {"trial_nll.0.001"}
-        guard = torch.tensor([1e-9, 1.0, 0.1], dtype=torch.float64)
+        guard = torch.tensor([1e-9], dtype=torch.float64)
         fit, _ = take_part(mb.MetaFL(rates=(1e-3, 1e-2)), client_data(), guard=guard)
         assert fit.update.metrics["rate"] == 1e-3
 
     @staticmethod
-    def watched(method: RateSelection, guard: list[float], losses: list[float]) -> list[float]:
-        updates = [Update({}, 1.0, {"incoming_nll": loss, "incoming_error": 0.1}) for loss in losses]
-        task = make_task(method, network(), Categorical(3))
-        found: list[float] = method.watch(torch.tensor(guard, dtype=torch.float64), updates, Context(task)).tolist()
-        return found
+    def after_round(method: RateSelection, guard: list[float], change: float, error: float = 0.1) -> Params:
+        """The server's state after a round in which the clients reported a change of their losses."""
+        ctx = Context(make_task(method, network(), Categorical(3)))
+        server = method.init_server(ctx)
+        server |= {"before.mu": server["mu"] - 1, "guard": torch.tensor(guard, dtype=torch.float64)}
+        payload = {"mu": server["mu"] + 1, "buffers": server["buffers"]}
+        reports = [{"change": change, "change_error": error}, {"change": change, "change_error": error}, {}]
+        return method.aggregate(server, [Update(payload, 1.0, report) for report in reports], ctx)
 
-    def test_the_cap_shrinks_when_the_average_got_worse_and_grows_back(self) -> None:
+    def test_an_average_that_got_worse_is_taken_back_and_the_largest_rate_halved(self) -> None:
         method = mb.MetaFL(rates=(1e-3, 1e-2))
-        error = math.hypot(0.05, 0.05)
-        assert self.watched(method, [1e-2, math.nan, math.nan], [2.0, 2.2]) == pytest.approx([1e-2, 2.1, error])
-        assert self.watched(method, [1e-2, 1.5, 0.1], [2.0, 2.2])[0] == pytest.approx(5e-3)
-        assert self.watched(method, [1e-2, 2.0, 0.1], [2.0, 2.2])[0] == 1e-2
-        assert self.watched(method, [1e-3, 2.0, 0.1], [1.0, 1.2])[0] == pytest.approx(1.1e-3)
-        off = mb.MetaFL(rates=(1e-3, 1e-2), guard=False)
-        assert self.watched(off, [1e-2, 1.5, 0.1], [2.0, 2.2])[0] == 1e-2
+        start = make_task(method, network(), Categorical(3)).initial()["mu"]
+        bad = self.after_round(method, [1e-2, 1e-2], change=0.2)
+        assert torch.equal(bad["mu"], start - 1)
+        assert torch.equal(bad["before.mu"], start)
+        assert bad["guard"].tolist() == [5e-3, 5e-3]
+        within_noise = self.after_round(method, [1e-2, 1e-2], change=0.1)
+        assert torch.equal(within_noise["mu"], start + 1)
+        assert within_noise["guard"].tolist() == [1e-2, 1e-2]
+        off = self.after_round(mb.MetaFL(rates=(1e-3, 1e-2), guard=False), [1e-2, 1e-2], change=0.2)
+        assert torch.equal(off["mu"], start + 1)
+
+    def test_the_largest_rate_grows_while_models_get_better_up_to_a_ceiling_that_rises_slowly(self) -> None:
+        method = mb.MetaFL(rates=(1e-3, 1e-2))
+        assert self.after_round(method, [1e-3, 1e-2], -0.2)["guard"].tolist() == pytest.approx([2e-3, 1e-2])
+        assert self.after_round(method, [1e-3, 1e-2], -0.1)["guard"].tolist() == pytest.approx([1e-3, 1e-2])
+        assert self.after_round(method, [5e-3, 5e-3], -0.2)["guard"].tolist() == pytest.approx([5e-3, 5.25e-3])
+
+    def test_it_starts_in_the_middle(self) -> None:
+        ctx = Context(make_task(mb.MetaFL(), network(), Categorical(3)))
+        assert mb.MetaFL().init_server(ctx)["guard"].tolist() == [1e-3, 1e-2]
+        assert mb.MetaFL(guard=False).init_server(ctx)["guard"].tolist() == [1e-2, 1e-2]
+
+    def test_clients_report_how_their_loss_changed_sample_by_sample(self) -> None:
+        data = client_data()
+        first, down = take_part(mb.MetaFL(), data)
+        assert "change" not in first.update.metrics
+        method = mb.MetaFL()
+        ctx = Context(make_task(method, network(), Categorical(3)), seed=3, round=2, client=2, clients={2: len(data)})
+        moved = down | {"mu": down["mu"] + 0.1}
+        with keyed_globals("fit"):
+            second = method.fit(moved, first.state, data, ctx)
+        change = second.state["seen.losses"] - first.state["seen.losses"]
+        assert second.update.metrics["change"] == pytest.approx(change.mean().item())
+        assert second.update.metrics["change_error"] == pytest.approx(standard_error(change))
 
 
 class TestLosses:
@@ -172,7 +202,7 @@ def test_a_federation_learns_with_the_same_bits_for_any_number_of_workers(
     fed = mb.Federation.from_arrays([(x[:200], y[:200]), (x[200:], y[200:])])
     with keyed_globals("net"):
         model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
-    found = [mb.federate(model, fed, selecting(epochs=3), rounds=6, workers=w, out=tmp_path / str(w)) for w in (1, 2)]
+    found = [mb.federate(model, fed, selecting(epochs=3), rounds=9, workers=w, out=tmp_path / str(w)) for w in (1, 2)]
     assert (tmp_path / "1/model.safetensors").read_bytes() == (tmp_path / "2/model.safetensors").read_bytes()
     assert found[0].metrics["G/G"]["accuracy"]["value"] > 0.9
     clients = [event for event in found[0].events if event["event"] == "client"]

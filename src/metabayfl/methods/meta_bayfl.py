@@ -28,8 +28,11 @@ from metabayfl.types import Context, Fit, InputError, Params, Received, TrainDat
 
 LARGEST_LOSS = 1e30
 """What is not a number is worse than everything."""
-SHRINK, GROW = 0.5, 1.1
-"""What the guard does to the largest allowed rate when the averaged model got worse, and when it did not."""
+SHRINK, GROW, FORGET = 0.5, 2.0, 1.05
+"""What the guard does to the largest allowed rate when the averaged model got worse and when it got better, and to the
+ceiling that a failure has left, each round."""
+SEEN = "seen.losses"
+BEFORE = "before."
 
 
 class RateSelection(Method):
@@ -52,7 +55,8 @@ class RateSelection(Method):
     choice: Literal["best", "one-se"] = "one-se"
     """Take the rate with the lowest loss on d_n, or the largest within one standard error of it (trials are short)."""
     guard: bool = True
-    """Lower the largest allowed rate when the averaged model got worse on the clients' d_n beyond noise."""
+    """Take an averaged model back that is worse on the clients' d_n than the one before, beyond noise, and lower the
+    largest allowed rate; it starts in the middle of the candidates and grows while models get better."""
     keep_better: bool = True
     """Send the received model instead of a trained one that is worse on d_n beyond noise."""
     score_samples: Count = 256
@@ -74,24 +78,32 @@ class RateSelection(Method):
         """Try the rates from the received model, and go on with the best one where its trial ended."""
         model = received = ctx.task.join(down, state)
         before = self.losses(received, data, ctx)
-        largest = float(down["guard"][0])
-        metrics = {"incoming_nll": before.mean().item(), "incoming_error": standard_error(before)}
-        metrics |= {"allowed_rate": largest, "scored_samples": len(before)}
+        metrics = {"incoming_nll": before.mean().item(), "scored_samples": len(before)}
+        metrics |= change_of(before, state.get(SEEN)) | {"allowed_rate": float(down["guard"][0])}
+        model, trained = self.train_by_choice(received, before, data, metrics, ctx)
+        fit = self.leave(model, metrics | trained, data, ctx)
+        return fit._replace(state=fit.state | {SEEN: before})
+
+    def train_by_choice(
+        self, received: Params, before: Tensor, data: TrainData, metrics: dict[str, float], ctx: Context
+    ) -> tuple[Params, dict[str, float]]:
+        """Train with the chosen rate, or with one for each epoch; returns the received model if that was better."""
+        model = received
         ctx.seconds["selection"], steps = 0.0, 0
         for part in range(self.epochs if self.select_every == "epoch" else 1):
-            winner, scores = self.select_rate(model, largest, data, replace(ctx, part=part))
+            winner, scores = self.select_rate(model, metrics["allowed_rate"], data, replace(ctx, part=part))
             metrics |= scores
             if winner is None:
-                return self.leave(received, metrics | {"diverged": 1}, data, ctx)
+                return received, metrics | {"diverged": 1}
             winner.run()
             metrics["rate"], steps, model = winner.rate, steps + len(winner.nll), winner.model
             after = None if winner.failed else self.losses(model, data, ctx)
             if after is None or (self.keep_better and is_worse(after, before)):
-                return self.leave(received, metrics | {"rejected": 1}, data, ctx)
+                return received, metrics | {"rejected": 1}
             last = winner.nll[-data.steps_per_epoch() :]
             metrics |= {"trained_nll": after.mean().item(), "nll": sum(last) / len(last), "steps": steps}
             metrics |= winner.objective.metrics()
-        return self.leave(model, metrics, data, ctx)
+        return model, metrics
 
     def select_rate(
         self, model: Params, largest: float, data: TrainData, ctx: Context
@@ -129,29 +141,57 @@ class RateSelection(Method):
         return ctx.task.likelihood.losses(outputs, y).nan_to_num(nan=LARGEST_LOSS).clamp(max=LARGEST_LOSS)
 
     def init_server(self, ctx: Context) -> Params:
-        """Return the model and the guard: the largest allowed rate, the last loss on the d_n and its standard error."""
-        largest = max(rate_at(rate, 0, ctx.rounds) for rate in self.rates)
-        return super().init_server(ctx) | {"guard": torch.tensor([largest, math.nan, math.nan], dtype=torch.float64)}
+        """Return the model, the one before it, and the guard: the largest allowed rate and its ceiling."""
+        model = super().init_server(ctx)
+        rates = self.allowed_rates(math.inf, ctx)
+        start = rates[(len(rates) - 1) // 2] if self.guard else rates[-1]
+        return model | previous(model) | {"guard": torch.tensor([start, rates[-1]], dtype=torch.float64)}
+
+    def broadcast(self, server: Params, ctx: Context) -> Params:
+        """Send the model and the largest allowed rate."""
+        return model_of(server) | {"guard": server["guard"][:1]}
 
     def payload_like(self, server: Params, ctx: Context) -> Params:
         """Return what a payload must look like: a model."""
         return model_of(server)
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
-        """Average the models, and look whether the one sent out was better than the one before."""
-        return super().aggregate(server, updates, ctx) | {"guard": self.watch(server["guard"], updates, ctx)}
-
-    def watch(self, guard: Tensor, updates: Sequence[Received], ctx: Context) -> Tensor:
-        """Shrink the largest allowed rate if the clients' loss on d_n rose beyond noise; let it grow back slowly."""
-        largest, last, last_error = guard.tolist()
-        shares = aggregate.shares(updates)
-        loss = sum(a * update.metrics["incoming_nll"] for a, update in zip(shares, updates, strict=True))
-        error = math.hypot(*(a * update.metrics["incoming_error"] for a, update in zip(shares, updates, strict=True)))
-        if self.guard and loss - last > BEYOND_NOISE * math.hypot(error, last_error):
-            largest *= SHRINK
+        """Average the models; but if the one sent out is worse than the one before, go back to that."""
+        change, error = pooled_change(updates)
+        worse, better = (sign * change > BEYOND_NOISE * error for sign in (1, -1))
+        largest, ceiling = server["guard"].tolist()
+        if self.guard and worse:
+            model = {name.removeprefix(BEFORE): server[name] for name in server if name.startswith(BEFORE)}
+            guard = [largest * SHRINK, largest * SHRINK]
         else:
-            largest = min(largest * GROW, max(rate_at(rate, 0, ctx.rounds) for rate in self.rates))
-        return torch.tensor([largest, loss, error], dtype=torch.float64)
+            model = super().aggregate(server, updates, ctx)
+            guard = [min(largest * (GROW if better else 1.0), ceiling), self.raised(ceiling, ctx)]
+        return model | previous(server) | {"guard": torch.tensor(guard, dtype=torch.float64)}
+
+    def raised(self, ceiling: float, ctx: Context) -> float:
+        """Return the ceiling of the next round: failures are forgotten slowly."""
+        return min(ceiling * FORGET, self.allowed_rates(math.inf, replace(ctx, round=0))[-1])
+
+
+def change_of(losses: Tensor, seen: Tensor | None) -> dict[str, float]:
+    """Return by how much a client's loss on d_n has changed since the last model it received, sample by sample."""
+    if seen is None or seen.shape != losses.shape:
+        return {}
+    return {"change": (losses - seen).mean().item(), "change_error": standard_error(losses - seen)}
+
+
+def pooled_change(updates: Sequence[Received]) -> tuple[float, float]:
+    """Return the clients' mean change of loss and its standard error; nothing is known of newcomers."""
+    known = [(share, update.metrics) for share, update in zip(aggregate.shares(updates), updates, strict=True)]
+    known = [(share, metrics) for share, metrics in known if "change" in metrics]
+    total = sum(share for share, _ in known) or 1.0
+    change = sum(share * metrics["change"] for share, metrics in known) / total
+    return change, math.hypot(0.0, *(share * metrics["change_error"] for share, metrics in known)) / total
+
+
+def previous(server: Params) -> Params:
+    """Return the model of a state under the names of the one before."""
+    return {f"{BEFORE}{name}": tensor for name, tensor in model_of(server).items()}
 
 
 THE_PAPER: dict[str, Any] = {
