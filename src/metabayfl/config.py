@@ -21,9 +21,33 @@ class DataOptions(Options):
     """Which data, and how they are split over the clients."""
 
     name: str = "digits"
-    """Dataset: digits."""
-    partition: Literal["iid", "dirichlet", "dirichlet-hsu", "shards", "step"] = "dirichlet"
-    """How samples are split over the clients."""
+    """Dataset: digits, cifar10, cifar100, tiny-imagenet, mnist, fashion-mnist; of your own: npz, images, table."""
+    path: str | None = None
+    """Of npz, images, table: the file or folder, absolute or in the data folder (--data-dir or METABAYFL_DATA)."""
+    label: str | None = None
+    """Of table: the label column; text or whole numbers mean classes, real numbers regression."""
+    client_column: str | None = None
+    """Of table: the column that says whose a row is (partition by-column)."""
+    columns: tuple[str, ...] | None = None
+    """Of table: the columns that are inputs; by default all others."""
+    regression: bool = False
+    """Of table: whether whole numbers in the label column are quantities, not classes."""
+    standardise: bool = True
+    """Of table: whether each input column gets mean 0 and standard deviation 1 over the training rows."""
+    common_test: Share = 0.2
+    """Of npz, images, table: share of the samples that is the common test set, where the data bring none."""
+    resize: Count | None = None
+    """Of tiny-imagenet, images: height and width to which images are scaled."""
+    grey: bool = False
+    """Of images: whether one channel is enough."""
+    labels: Literal["clean", "aggre", "rand1", "rand2", "rand3", "worse"] = "clean"
+    """Of cifar10: training labels, as published or as people gave them again (CIFAR-10N); test labels stay clean."""
+    verify: bool = False
+    """Whether the files must have the official checksums."""
+    partition: Literal["iid", "dirichlet", "dirichlet-hsu", "shards", "step", "by-column"] = "dirichlet"
+    """How samples are split over the clients; by-column takes the clients that the data name."""
+    partition_file: str | None = None
+    """A partition that `metabayfl data export` wrote, instead of a new one: who holds which training samples."""
     alpha: Annotated[float, Field(gt=0)] = 0.5
     """Concentration of the Dirichlet partitions: small is heterogeneous."""
     clients: Count = 5

@@ -3,12 +3,13 @@
 import numpy as np
 import torch
 
-from metabayfl.config import RunConfig
-from metabayfl.data import corrupt, partition
+from metabayfl.config import DataOptions, RunConfig
+from metabayfl.data import corrupt
 from metabayfl.data.arrays import batch_sizes
 from metabayfl.data.augment import SMALLEST_SIDE
 from metabayfl.data.drift import Drift
 from metabayfl.data.federation import ClientData, Federation, share, split_rows
+from metabayfl.data.holdings import Holdings
 from metabayfl.data.pools import like, set_aside
 from metabayfl.data.sources import Source, load
 from metabayfl.likelihood import Categorical, Gaussian
@@ -21,10 +22,10 @@ __all__ = ["Federation", "build"]
 
 def build(config: RunConfig) -> tuple[Federation, tuple[int, ...]]:
     """Build the federation that a config describes; also the shape of one input."""
-    source = load(config.data.name)
+    source = load(config.data)
     check_augmentation(config, source)
     builder = Builder(config, source)
-    clients = [builder.client(number) for number in range(len(builder.parts))]
+    clients = [builder.client(number) for number in range(len(builder.holdings.clients))]
     federation = Federation.from_clients(
         clients,
         builder.common_test(),
@@ -42,32 +43,21 @@ class Builder:
 
     def __init__(self, config: RunConfig, source: Source) -> None:
         self.config, self.source, self.seed = config, source, config.seed
-        data = config.data
-        own_pool = data.unlabelled if data.unlabelled_from is None else 0
-        self.dev, rest = set_aside(source, np.arange(len(source.x)), data.dev, "dev", self.seed)
-        self.pool, self.rest = set_aside(source, rest, own_pool, "unlabelled", self.seed)
-        self.parts = self._partition()
-        self.batch_sizes = batch_sizes(data.batch_size, len(self.parts))
-        self.corruption = corrupt.Corruption.of(config.corrupt, len(self.parts), source.in_unit_range, source.classes)
-        if config.eval.on == "dev" and not data.dev:
+        self.holdings = Holdings.of(config.data, source, config.seed)
+        clients = len(self.holdings.clients)
+        self.batch_sizes = batch_sizes(config.data.batch_size, clients)
+        self.corruption = corrupt.Corruption.of(config.corrupt, clients, source.in_unit_range, source.classes)
+        if config.eval.on == "dev" and not config.data.dev:
             raise InputError("eval.on = 'dev' needs samples that no client holds: set data.dev, such as 5000")
-
-    def _partition(self) -> list[np.ndarray]:
-        data, labels = self.config.data, self.source.y[self.rest]
-        arguments: dict[str, float] = {}
-        if data.partition.startswith("dirichlet"):
-            arguments = {"alpha": data.alpha, "min_size": data.min_size}
-        rng = numpy_generator(self.seed, "partition")
-        return partition.split(data.partition, labels, data.clients, rng, **arguments)
 
     def client(self, number: int) -> ClientData:
         """Return one client's data: split, thinned out and corrupted."""
-        data, select, rows = self.config.data, self.config.select, self.rest[self.parts[number]]
+        data, select, rows = self.config.data, self.config.select, self.holdings.clients[number]
         split = split_rows(number, len(rows), self.seed, data.test_fraction, select.fraction)
         train, held = rows[split.train], rows[split.test]
         if self.config.eval.on == "dev":
-            held = like(self.source.y, held, self.dev, numpy_generator(self.seed, number, "local dev"))
-        x, y = self.corruption.train(self.source.x[train], self.source.y[train], number, self.seed)
+            held = like(self.source.y, held, self.holdings.dev, numpy_generator(self.seed, number, "local dev"))
+        x, y = self.corruption.train(self.source.x[train], self.source.given_y[train], number, self.seed)
         kept = self._kept(train, number)
         test_x = self.corruption.test(self.source.x[held], number, self.seed)
         test = _tensor(test_x), _tensor(self.source.y[held])
@@ -83,7 +73,7 @@ class Builder:
         """Return what the global model is judged on."""
         source = self.source
         if self.config.eval.on == "dev":
-            return _tensor(source.x[self.dev]), _tensor(source.y[self.dev])
+            return _tensor(source.x[self.holdings.dev]), _tensor(source.y[self.holdings.dev])
         return _tensor(source.test_x), _tensor(source.test_y)
 
     def drift(self) -> Drift | None:
@@ -96,8 +86,10 @@ class Builder:
         """Return the pool U: inputs without labels."""
         data = self.config.data
         if data.unlabelled_from is None:
-            return _tensor(self.source.x[self.pool]) if len(self.pool) else None
-        other = load(data.unlabelled_from)
+            return _tensor(self.source.x[pool]) if len(pool := self.holdings.unlabelled) else None
+        # Tiny-ImageNet is larger than the images of CIFAR, and can be scaled to them.
+        resize = self.source.input_shape[-1] if data.unlabelled_from == "tiny-imagenet" else None
+        other = load(DataOptions(name=data.unlabelled_from, resize=resize))
         if other.input_shape != self.source.input_shape or other.x.dtype != self.source.x.dtype:
             shapes = f"{other.input_shape}, {data.name} of {self.source.input_shape}"
             raise InputError(f"data.unlabelled_from = {data.unlabelled_from!r}: its inputs are of shape {shapes}")
@@ -114,4 +106,4 @@ def check_augmentation(config: RunConfig, source: Source) -> None:
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # a mapped file is copied
