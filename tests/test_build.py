@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metabayfl import Federation, InputError
-from metabayfl.config import RunConfig
+from metabayfl.config import DataOptions, RunConfig
 from metabayfl.data import build
 from metabayfl.data.federation import share
 from metabayfl.data.pools import like, set_aside
-from metabayfl.data.sources import Source, digits
+from metabayfl.data.sources import Source, load
 from metabayfl.environment import data_hash
 
 
@@ -33,7 +33,7 @@ def test_every_digit_has_one_place() -> None:
     assert pool is not None
     assert shape == (1, 8, 8)
     parts = [pixels(x) for x in (federation.train.x, federation.local_test.x, pool, federation.test_x)]
-    everything = digits()
+    everything = load(DataOptions())
     everybody = pixels(torch.from_numpy(np.concatenate([everything.x, everything.test_x])))
     assert sum(map(len, parts)) == len(set().union(*parts)) == 1797 - 50  # no image occurs twice in this dataset
     assert set().union(*parts) < everybody

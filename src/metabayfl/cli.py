@@ -42,6 +42,12 @@ def _check_what_was_typed(options: argparse.Namespace) -> None:
         options.workers = worker_count(options.workers)
     if hasattr(options, "seeds"):
         options.seeds = seed_list(options.seeds)
+    if getattr(options, "data_dir", None) is not None:
+        if not options.data_dir.is_dir():
+            raise InputError(f"--data-dir {options.data_dir}: there is no such folder")
+        os.environ["METABAYFL_DATA"] = str(options.data_dir.resolve())  # worker processes see it too
+    if getattr(options, "verify", False):
+        options.set.append("data.verify=true")
     if hasattr(options, "reader"):
         options.settings = options.reader(options.config, options.set)
 
@@ -64,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="metabayfl", description="Federated learning with Bayesian neural networks.")
     top.add_argument("--version", action="version", version=f"metabayfl {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_demo, _add_run, _add_resume, _add_compare, _add_cost, _add_methods, _add_check):
+    for add in (_add_demo, _add_run, _add_resume, _add_compare, _add_cost, _add_data, _add_methods, _add_check):
         add(commands)
     return top
 
@@ -98,6 +104,7 @@ def _add_run(commands: "Commands") -> None:
 def _add_resume(commands: "Commands") -> None:
     resume = commands.add_parser("resume", help="go on with an interrupted run")
     resume.add_argument("run", type=Path, help="directory of the run")
+    _add_data_dir(resume)
     _add_running(resume)
     resume.set_defaults(handler="run:resume")
 
@@ -124,6 +131,22 @@ def _add_cost(commands: "Commands") -> None:
     cost.set_defaults(handler="look:cost")
 
 
+def _add_data(commands: "Commands") -> None:
+    data = commands.add_parser("data", help="look at the data of a config: who holds what")
+    actions = data.add_subparsers(required=True, metavar="ACTION")
+    inspect = actions.add_parser("inspect", help="print and draw who holds what, and some images as clients have them")
+    _add_config(inspect)
+    inspect.add_argument("--out", type=Path, help="directory of the pictures (default: runs/data-CONFIG)")
+    _add_json(inspect)
+    inspect.set_defaults(handler="data:inspect")
+    export = actions.add_parser(
+        "export", help="write which training samples each client holds, for data.partition_file"
+    )
+    _add_config(export)
+    export.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write, such as parts.json")
+    export.set_defaults(handler="data:export")
+
+
 def _add_methods(commands: "Commands") -> None:
     methods = commands.add_parser("methods", help="list the methods, or the options of one")
     methods.add_argument("name", nargs="?", help="method whose options are wanted")
@@ -139,7 +162,13 @@ def _add_check(commands: "Commands") -> None:
 def _add_config(command: argparse.ArgumentParser, reader: Callable[..., RunConfig] = read) -> None:
     command.add_argument("config", type=Path, help="TOML file, such as configs/demo.toml")
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of the config")
+    command.add_argument("--verify", action="store_true", help="refuse data files without the official checksums")
+    _add_data_dir(command)
     command.set_defaults(reader=reader)
+
+
+def _add_data_dir(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--data-dir", type=Path, metavar="DIR", help="folder of the datasets (else METABAYFL_DATA)")
 
 
 def _add_running(command: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from metabayfl._version import __version__
 from metabayfl.data.federation import Federation
+from metabayfl.data.sources.files import data_folder
 
 PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "scikit-learn")
 
@@ -28,6 +29,7 @@ def describe_environment(federation: Federation, seed: int) -> dict[str, Any]:
         "git_commit": git_commit(Path(__file__).parent),
         "seed": seed,
         "data_hash": data_hash(federation),
+        "data_folder": None if (folder := data_folder()) is None else str(folder),
     }
 
 

@@ -16,8 +16,9 @@ METHODS = "metabayfl.methods"
 
 
 def config_hash(config: RunConfig) -> str:
-    """Hash every value of a config."""
-    return _digest(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode())
+    """Hash every value of a config but whether checksums are verified, which changes no number."""
+    values = config.model_dump(mode="json", exclude={"data": {"verify"}})
+    return _digest(json.dumps(values, sort_keys=True).encode())
 
 
 def source_hash(config: RunConfig) -> str:

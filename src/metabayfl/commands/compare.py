@@ -11,6 +11,7 @@ from rich.table import Table
 from metabayfl import comparison
 from metabayfl.commands.terminal import console
 from metabayfl.compare import Cell, Estimate, collect, estimate, make_grid, run_cells
+from metabayfl.data.sources import load
 from metabayfl.tensorfile import write_bytes
 
 
@@ -21,6 +22,8 @@ def compare(options: argparse.Namespace) -> int:
     cells = make_grid(options.settings, labels, options.seeds, out, options.allow_leak)
     if options.plan:
         return _plan(cells, options.workers, options.json)
+    if not all(cell.finished for cell in cells):
+        load(options.settings.data)  # what is wrong with the data is told once, not by every run
     processes, workers = (options.workers, 1) if options.parallel == "runs" else (1, options.workers)
     failures = _run(cells, processes, workers)
     _report(cells, out, options.json)

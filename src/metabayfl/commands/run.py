@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
 from metabayfl.commands.terminal import console
 from metabayfl.config import RunConfig
+from metabayfl.data.sources.files import VARIABLE, data_folder
 from metabayfl.engine.local import Observer
 from metabayfl.experiment import Experiment, is_finished
 from metabayfl.experiment import resume as resume_run
@@ -32,9 +34,17 @@ def resume(options: argparse.Namespace) -> int:
     if is_finished(options.run):
         print(f"metabayfl: {options.run} is finished", file=sys.stderr)
     about = RunDirectory(options.run).description() if (options.run / "run.json").exists() else {}
+    use_remembered_folder(options.run)
     with ProgressBar(about.get("rounds", 0), about.get("method", {}).get("name", "")) as bar:
         result = resume_run(options.run, options.workers, observer(bar, options.run, options.track))
     return show(result, options)
+
+
+def use_remembered_folder(run: Path) -> None:
+    """Read data from where the run found them, unless the user names a folder."""
+    remembered = RunDirectory(run).environment().get("data_folder") if (run / "env.json").exists() else None
+    if data_folder() is None and remembered:
+        os.environ[VARIABLE] = remembered
 
 
 def free_directory(stem: str) -> Path:

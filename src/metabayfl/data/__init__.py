@@ -50,18 +50,22 @@ class Builder:
         if config.eval.on == "dev" and not config.data.dev:
             raise InputError("eval.on = 'dev' needs samples that no client holds: set data.dev, such as 5000")
 
+    def rows(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return one client's rows of the source: to train and to test."""
+        held, fractions = self.holdings.clients[number], (self.config.data.test_fraction, self.config.select.fraction)
+        split = split_rows(number, len(held), self.seed, *fractions)
+        return held[split.train], held[split.test]
+
     def client(self, number: int) -> ClientData:
         """Return one client's data: split, thinned out and corrupted."""
-        data, select, rows = self.config.data, self.config.select, self.holdings.clients[number]
-        split = split_rows(number, len(rows), self.seed, data.test_fraction, select.fraction)
-        train, held = rows[split.train], rows[split.test]
+        train, held = self.rows(number)
         if self.config.eval.on == "dev":
             held = like(self.source.y, held, self.holdings.dev, numpy_generator(self.seed, number, "local dev"))
         x, y = self.corruption.train(self.source.x[train], self.source.given_y[train], number, self.seed)
         kept = self._kept(train, number)
         test_x = self.corruption.test(self.source.x[held], number, self.seed)
         test = _tensor(test_x), _tensor(self.source.y[held])
-        size = share(len(kept), select.fraction)
+        size = share(len(kept), self.config.select.fraction)
         return ClientData(_tensor(x[kept]), _tensor(y[kept]), size, *test, self.batch_sizes[number])
 
     def _kept(self, rows: np.ndarray, number: int) -> np.ndarray:

@@ -1,0 +1,149 @@
+"""Pictures of data, drawn with matplotlib from plain numbers; nothing here touches a model or a screen."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_BUBBLES = 40
+MOST_LABELS = 25
+BLUE, ORANGE, GREY = "#3b6ea5", "#e08a2e", "#b8b8b8"
+
+
+class Samples(NamedTuple):
+    """Images [n, channels, height, width] of a client, as they were and as it has them, and their labels."""
+
+    client: str
+    change: str
+    before: np.ndarray
+    after: np.ndarray
+    labels: Sequence[str]
+
+
+def draw_holdings(axes: "Axes", counts: np.ndarray, clients: Sequence[str] = (), classes: Sequence[str] = ()) -> None:
+    """Draw who holds what from counts [clients, classes]: bubbles whose area is the count.
+
+    Where bubbles would be too many, colours show shares, and clients are sorted by their largest class.
+    """
+    order = np.arange(len(counts))
+    many = len(counts) > MOST_BUBBLES
+    if many:
+        order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
+    if max(counts.shape) > MOST_BUBBLES:
+        _draw_shares(axes, counts[order])
+    else:
+        _draw_bubbles(axes, counts)
+    _name_ticks(axes.xaxis, [] if many else clients, len(counts))
+    _name_ticks(axes.yaxis, classes, counts.shape[1])
+    axes.set_xlabel(f"{len(counts):,} clients, sorted by their largest class" if many else "client")
+    axes.set_ylabel("class")
+
+
+def _draw_bubbles(axes: "Axes", counts: np.ndarray) -> None:
+    clients, classes = np.nonzero(counts)
+    axes.set(xlim=(-0.6, len(counts) - 0.4), ylim=(-0.6, counts.shape[1] - 0.4))
+    box = axes.get_window_extent()
+    cell = min(box.width / len(counts), box.height / counts.shape[1]) * 72 / axes.figure.dpi
+    largest = max(1, int(counts.max()))
+    axes.scatter(clients, classes, s=(0.95 * cell) ** 2 * counts[clients, classes] / largest, color=BLUE, linewidth=0)
+    axes.set_title(f"area: samples (largest: {largest:,})", fontsize=9)
+    axes.grid(color="#eeeeee")
+    axes.set_axisbelow(True)
+
+
+def _draw_shares(axes: "Axes", counts: np.ndarray) -> None:
+    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    top = max(float(shares.max()), 1e-9)
+    image = axes.imshow(
+        shares.T, aspect="auto", origin="lower", cmap="Blues", vmin=0, vmax=top, interpolation="nearest"
+    )
+    axes.set_title("colour: share of the class among the client's samples", fontsize=9)
+    axes.figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02)
+
+
+def _name_ticks(axis: Any, names: Sequence[str], count: int) -> None:
+    """Name every place, or evenly spaced ones where there are many."""
+    step = -(-count // MOST_LABELS)
+    places = list(range(0, count, step))
+    texts = [_short(names[place]) if len(names) else str(place) for place in places]
+    sloping = {"rotation": 90} if axis.axis_name == "x" and max(map(len, texts)) > 3 else {}
+    axis.set_ticks(places, labels=texts, fontsize=8, **sloping)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 18 else f"{text[:17]}…"
+
+
+def draw_sizes(axes: "Axes", train: np.ndarray, select: np.ndarray, test: np.ndarray) -> None:
+    """Draw how many samples clients have to train, to choose by (d_n) and to test; of many clients a sorted curve."""
+    total = train + test
+    if len(total) > MOST_BUBBLES:
+        axes.fill_between(np.arange(len(total)), np.sort(total)[::-1], step="mid", color=BLUE, linewidth=0)
+        axes.set_xlabel(f"{len(total):,} clients, sorted by size")
+    else:
+        places = np.arange(len(total))
+        axes.bar(places, train - select, color=BLUE, label="train without d_n")
+        axes.bar(places, select, bottom=train - select, color=ORANGE, label="d_n")
+        axes.bar(places, test, bottom=train, color=GREY, label="local test")
+        axes.legend(fontsize=8, frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        axes.set_xlim(-0.6, len(total) - 0.4)
+        axes.set_xlabel("client")
+    axes.set_ylabel("samples")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def holdings_figure(
+    title: str, counts: np.ndarray, sizes: Sequence[np.ndarray], clients: Sequence[str], classes: Sequence[str]
+) -> "Figure":
+    """Draw clients x classes above the sizes of the clients: training, of it d_n, test."""
+    from matplotlib.figure import Figure
+
+    width = min(13.0, max(6.0, 2.5 + 0.42 * len(counts)))
+    height = min(10.0, max(4.0, 1.5 + 0.32 * counts.shape[1]))
+    figure = Figure(figsize=(width, height + 2.6), layout="constrained")
+    upper, lower = figure.subplots(2, 1, height_ratios=[height, 2.2])
+    figure.suptitle(title, fontsize=10)
+    draw_holdings(upper, counts, clients, classes)
+    draw_sizes(lower, *sizes)
+    return figure
+
+
+def samples_figure(samples: Sequence[Samples]) -> "Figure":
+    """Draw a few images of some clients: above as they were, below as the client has them."""
+    from matplotlib.figure import Figure
+
+    columns = max(len(shown.labels) for shown in samples)
+    figure = Figure(figsize=(1.3 * columns + 1.2, 3.2 * len(samples) + 0.3), layout="constrained")
+    grid = figure.subplots(2 * len(samples), columns, squeeze=False)
+    for axes in grid.flat:
+        axes.axis("off")
+    for number, shown in enumerate(samples):
+        for pair in ((0, shown.before), (1, shown.after)):
+            for place, image in enumerate(pair[1]):
+                _draw_image(grid[2 * number + pair[0], place], image)
+        for place, label in enumerate(shown.labels):
+            grid[2 * number + 1, place].set_title(label, fontsize=7)
+        grid[2 * number, 0].set_title(f"{shown.client}: as published; below, {shown.change}", fontsize=8, loc="left")
+    return figure
+
+
+def _draw_image(axes: "Axes", image: np.ndarray) -> None:
+    pixels = image / 255 if image.dtype == np.uint8 else np.clip(image, 0, 1)
+    flat = pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, 2)
+    axes.imshow(flat, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+
+
+def save(figure: "Figure", stem: Path) -> list[Path]:
+    """Write a figure as PNG and SVG; the same numbers give the same bytes."""
+    import matplotlib as mpl
+
+    paths = [stem.with_suffix(f".{kind}") for kind in ("png", "svg")]
+    with mpl.rc_context({"svg.hashsalt": "metabayfl"}):
+        figure.savefig(paths[0], dpi=150)
+        figure.savefig(paths[1], metadata={"Date": None})
+    return paths
