@@ -15,6 +15,10 @@ MOST_LABELS = 25
 BLUE, ORANGE, GREY = "#3b6ea5", "#e08a2e", "#b8b8b8"
 
 
+Sizes = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Of each client: training samples, those of them that are d_n, test samples."""
+
+
 class Samples(NamedTuple):
     """Images [n, channels, height, width] of a client, as they were and as it has them, and their labels."""
 
@@ -79,7 +83,9 @@ def _short(text: str) -> str:
     return text if len(text) <= 18 else f"{text[:17]}…"
 
 
-def draw_sizes(axes: "Axes", train: np.ndarray, select: np.ndarray, test: np.ndarray) -> None:
+def draw_sizes(
+    axes: "Axes", train: np.ndarray, select: np.ndarray, test: np.ndarray, clients: Sequence[str] = ()
+) -> None:
     """Draw how many samples clients have to train, to choose by (d_n) and to test; of many clients a sorted curve."""
     total = train + test
     if len(total) > MOST_BUBBLES:
@@ -92,15 +98,16 @@ def draw_sizes(axes: "Axes", train: np.ndarray, select: np.ndarray, test: np.nda
         axes.bar(places, test, bottom=train, color=GREY, label="local test")
         axes.legend(fontsize=8, frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
         axes.set_xlim(-0.6, len(total) - 0.4)
+        _name_ticks(axes.xaxis, clients, len(total))
         axes.set_xlabel("client")
     axes.set_ylabel("samples")
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def holdings_figure(
-    title: str, counts: np.ndarray, sizes: Sequence[np.ndarray], clients: Sequence[str], classes: Sequence[str]
+    title: str, counts: np.ndarray, sizes: Sizes, clients: Sequence[str], classes: Sequence[str]
 ) -> "Figure":
-    """Draw clients x classes above the sizes of the clients: training, of it d_n, test."""
+    """Draw clients x classes above the sizes of the clients."""
     from matplotlib.figure import Figure
 
     width = min(13.0, max(6.0, 2.5 + 0.42 * len(counts)))
@@ -109,7 +116,7 @@ def holdings_figure(
     upper, lower = figure.subplots(2, 1, height_ratios=[height, 2.2])
     figure.suptitle(title, fontsize=10)
     draw_holdings(upper, counts, clients, classes)
-    draw_sizes(lower, *sizes)
+    draw_sizes(lower, *sizes, clients)
     return figure
 
 

@@ -23,6 +23,7 @@ from metabayfl.data.arrays import (
 )
 from metabayfl.data.augment import crop_and_flip
 from metabayfl.data.drift import Drift
+from metabayfl.data.frames import frame_arrays, huggingface_arrays
 from metabayfl.likelihood import Likelihood
 from metabayfl.options import InputError
 from metabayfl.randomness import numpy_generator
@@ -195,6 +196,38 @@ class Federation:
         """Build a federation from one map-style torch Dataset per client; options as `from_arrays`."""
         arrays = [stack_samples(dataset, f"client {number}") for number, dataset in enumerate(clients)]
         return cls.from_arrays(arrays, None if test is None else stack_samples(test, "test"), **options)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        label: str,
+        client: str | None = None,
+        *,
+        parts: Sequence[Any] | None = None,
+        columns: Sequence[str] | None = None,
+        **options: Any,
+    ) -> "Federation":
+        """Build a federation from a pandas frame; options as `from_arrays`.
+
+        Clients are the values of the column `client`, in sorted order, or `parts`, the row numbers of each. All other
+        columns, or `columns`, must be numeric. A label column of text or whole numbers means classes.
+        """
+        return cls.from_arrays(frame_arrays(frame, label, client, parts, columns), **options)
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        dataset: Any,
+        image: str = "image",
+        label: str = "label",
+        client: str | None = None,
+        *,
+        parts: Sequence[Any] | None = None,
+        **options: Any,
+    ) -> "Federation":
+        """Build a federation from a Hugging Face dataset (one split); clients as in `from_frame`."""
+        return cls.from_arrays(huggingface_arrays(dataset, image, label, client, parts), **options)
 
 
 def _test_set(given: tuple[Tensor, Tensor] | None, local_test: Rows) -> tuple[Tensor, Tensor]:
