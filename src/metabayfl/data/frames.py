@@ -18,6 +18,7 @@ def frame_arrays(
     """Return inputs and labels of each client from a frame whose other columns are numeric."""
     if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):
         raise InputError(f"frame is a {type(frame).__name__}; a pandas DataFrame is accepted")
+    _check_choice(client, parts)
     found = {str(name): np.asarray(frame[name]) for name in frame.columns}
     rows = as_rows(found, "the frame", label, client, columns)
     return _by_client(rows.x, rows.y, None if client is None else found[client], parts)
@@ -29,6 +30,7 @@ def huggingface_arrays(dataset: Any, image: str, label: str, client: str | None,
     if isinstance(names, Mapping) or names is None:
         splits = f"; choose one of its splits: {', '.join(names)}" if names else ""
         raise InputError(f"dataset is a {type(dataset).__name__}; a Dataset with column_names is accepted{splits}")
+    _check_choice(client, parts)
     for name in (image, label, *([client] if client else [])):
         if name not in names:
             raise InputError(f"the dataset has no column {name!r}, but {', '.join(map(repr, names))}")
@@ -38,6 +40,11 @@ def huggingface_arrays(dataset: Any, image: str, label: str, client: str | None,
         raise InputError(f"the images of column {image!r} have {len(shapes)} shapes, such as {sorted(shapes)[:2]}")
     owners = None if client is None else np.asarray(list(dataset[client]))
     return _by_client(np.stack(pixels), np.asarray(list(dataset[label])), owners, parts)
+
+
+def _check_choice(client: str | None, parts: Sequence[Any] | None) -> None:
+    if (client is None) == (parts is None):
+        raise InputError("give either client, the column that names them, or parts, the row numbers of each client")
 
 
 def _pixels(value: Any, row: int) -> np.ndarray:
@@ -54,8 +61,6 @@ def _pixels(value: Any, row: int) -> np.ndarray:
 
 def _by_client(x: np.ndarray, y: np.ndarray, owners: np.ndarray | None, parts: Sequence[Any] | None) -> Pairs:
     """Divide rows among clients: by a column, or as `parts` says."""
-    if (owners is None) == (parts is None):
-        raise InputError("give either client, a column, or parts, the row numbers of each client")
     rows = partition.by_column(owners) if owners is not None else [np.asarray(part) for part in parts or ()]
     for number, part in enumerate(rows):
         if part.ndim != 1 or part.dtype.kind not in "iu" or (len(part) and not 0 <= part.min() <= part.max() < len(x)):

@@ -103,17 +103,17 @@ def as_rows(
 
 def numbers(column: np.ndarray, where: str) -> np.ndarray:
     """Return a column as float32, refusing text and what is missing."""
+    present = _present(column, where)
     try:
-        values = _present(column, where).astype(np.float64)
+        values = present.astype(np.float64)
     except (ValueError, TypeError):
-        raise InputError(f"{where} is not numeric: row {_first_text(column)}; {HOW}") from None
+        raise InputError(
+            f"{where} is not numeric: row {_first_text(column)}; encode it, or name the `columns` to use"
+        ) from None
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise InputError(f"{where}: row {bad[0]} is NaN or infinite ({len(bad)} such rows); fill or drop them")
     return values.astype(np.float32)
-
-
-HOW = "encode it as numbers, or name the columns to use in data.columns"
 
 
 def _first_text(column: np.ndarray) -> str:
