@@ -45,7 +45,8 @@ def draw_holdings(axes: "Axes", counts: np.ndarray, clients: Sequence[str] = (),
     _name_ticks(axes.xaxis, [] if many else clients, len(counts))
     _name_ticks(axes.yaxis, classes, counts.shape[1])
     axes.set_xlabel(f"{len(counts):,} clients, sorted by their largest class" if many else "client")
-    axes.set_ylabel("class")
+    step = _step(counts.shape[1])
+    axes.set_ylabel("class" if step == 1 else f"{counts.shape[1]} classes, 1 in {step} is named")
 
 
 def _draw_bubbles(axes: "Axes", counts: np.ndarray) -> None:
@@ -72,11 +73,14 @@ def _draw_shares(axes: "Axes", counts: np.ndarray) -> None:
 
 def _name_ticks(axis: Any, names: Sequence[str], count: int) -> None:
     """Name every place, or evenly spaced ones where there are many."""
-    step = -(-count // MOST_LABELS)
-    places = list(range(0, count, step))
+    places = list(range(0, count, _step(count)))
     texts = [_short(names[place]) if len(names) else str(place) for place in places]
     sloping = {"rotation": 90} if axis.axis_name == "x" and max(map(len, texts)) > 3 else {}
     axis.set_ticks(places, labels=texts, fontsize=8, **sloping)
+
+
+def _step(count: int) -> int:
+    return -(-count // MOST_LABELS)
 
 
 def _short(text: str) -> str:
@@ -90,6 +94,7 @@ def draw_sizes(
     total = train + test
     if len(total) > MOST_BUBBLES:
         axes.fill_between(np.arange(len(total)), np.sort(total)[::-1], step="mid", color=BLUE, linewidth=0)
+        axes.set(xlim=(0, len(total) - 1), ylim=(0, None))
         axes.set_xlabel(f"{len(total):,} clients, sorted by size")
     else:
         places = np.arange(len(total))
@@ -125,24 +130,31 @@ def samples_figure(samples: Sequence[Samples]) -> "Figure":
     from matplotlib.figure import Figure
 
     columns = max(len(shown.labels) for shown in samples)
-    figure = Figure(figsize=(1.3 * columns + 1.2, 3.2 * len(samples) + 0.3), layout="constrained")
-    grid = figure.subplots(2 * len(samples), columns, squeeze=False)
-    for axes in grid.flat:
-        axes.axis("off")
-    for number, shown in enumerate(samples):
-        for pair in ((0, shown.before), (1, shown.after)):
-            for place, image in enumerate(pair[1]):
-                _draw_image(grid[2 * number + pair[0], place], image)
-        for place, label in enumerate(shown.labels):
-            grid[2 * number + 1, place].set_title(label, fontsize=7)
-        grid[2 * number, 0].set_title(f"{shown.client}: as published; below, {shown.change}", fontsize=8, loc="left")
+    figure = Figure(figsize=(1.3 * columns, 3.2 * len(samples) + 0.3), layout="constrained")
+    grid = figure.subplots(2 * len(samples), 1)
+    for shown, before, after in zip(samples, grid[::2], grid[1::2], strict=True):
+        _draw_strip(before, shown.before)
+        places = _draw_strip(after, shown.after)
+        after.set_xticks(places, labels=shown.labels, fontsize=7)
+        title = f"{shown.client}: as published; below as the client has them{shown.change}"
+        before.set_title(title, fontsize=8, loc="left")
     return figure
 
 
-def _draw_image(axes: "Axes", image: np.ndarray) -> None:
-    pixels = image / 255 if image.dtype == np.uint8 else np.clip(image, 0, 1)
-    flat = pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, 2)
-    axes.imshow(flat, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+def _draw_strip(axes: "Axes", images: np.ndarray) -> list[float]:
+    """Draw images side by side; returns where their middles are."""
+    pixels = images / 255 if images.dtype == np.uint8 else np.clip(images, 0, 1)
+    height, width = pixels.shape[2:]
+    gap = max(1, width // 12)
+    strip = np.ones((height, len(pixels) * (width + gap) - gap, 3))
+    for number, image in enumerate(pixels):
+        left = number * (width + gap)
+        strip[:, left : left + width] = np.moveaxis(image, 0, 2)
+    axes.imshow(strip, interpolation="nearest")
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set(xticks=[], yticks=[])
+    return [number * (width + gap) + (width - 1) / 2 for number in range(len(pixels))]
 
 
 def save(figure: "Figure", stem: Path) -> list[Path]:

@@ -124,7 +124,8 @@ def _samples(builder: Builder, classes: tuple[str, ...]) -> list[pictures.Sample
         before, given = builder.source.x[rows], builder.source.given_y[rows]
         after, labels = builder.corruption.train(before, given, number, builder.seed)
         texts = [_label_text(*pair, classes) for pair in zip(builder.source.y[rows], labels, strict=True)]
-        noise = f"noise variance {builder.corruption.variances[number]:g}"
+        variance = builder.corruption.variances[number]
+        noise = f" (noise of variance {variance:g})" if variance else ""
         shown.append(pictures.Samples(f"client {number}", noise, before[:SAMPLES], after[:SAMPLES], texts[:SAMPLES]))
     return shown
 
