@@ -137,19 +137,21 @@ class TestGuards:
         server = method.init_server(ctx)
         server |= {"before.mu": server["mu"] - 1, "guard": torch.tensor(guard, dtype=torch.float64)}
         payload = {"mu": server["mu"] + 1, "buffers": server["buffers"]}
-        reports = [{"change": change, "change_error": error}, {"change": change, "change_error": error}, {}]
+        known = {"incoming_nll": 2.0, "change": change, "change_error": error}
+        reports = [known, known, {"incoming_nll": 2.0}]
         return method.aggregate(server, [Update(payload, 1.0, report) for report in reports], ctx)
 
-    def test_an_average_that_got_worse_is_taken_back_and_the_largest_rate_halved(self) -> None:
+    def test_an_average_that_got_much_worse_is_taken_back_and_the_largest_rate_halved(self) -> None:
         method = mb.MetaFL(rates=(1e-3, 1e-2))
         start = make_task(method, network(), Categorical(3)).initial()["mu"]
         bad = self.after_round(method, [1e-2, 1e-2], change=0.2)
         assert torch.equal(bad["mu"], start - 1)
         assert torch.equal(bad["before.mu"], start)
         assert bad["guard"].tolist() == [5e-3, 5e-3]
-        within_noise = self.after_round(method, [1e-2, 1e-2], change=0.1)
-        assert torch.equal(within_noise["mu"], start + 1)
-        assert within_noise["guard"].tolist() == [1e-2, 1e-2]
+        for change, error in ((0.12, 0.1), (0.09, 0.001)):  # within noise; beyond it, but less than a twentieth
+            kept = self.after_round(method, [1e-2, 1e-2], change, error)
+            assert torch.equal(kept["mu"], start + 1)
+            assert kept["guard"].tolist() == [1e-2, 1e-2]
         off = self.after_round(mb.MetaFL(rates=(1e-3, 1e-2), guard=False), [1e-2, 1e-2], change=0.2)
         assert torch.equal(off["mu"], start + 1)
 

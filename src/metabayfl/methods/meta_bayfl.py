@@ -31,6 +31,8 @@ LARGEST_LOSS = 1e30
 SHRINK, GROW, FORGET = 0.5, 2.0, 1.05
 """What the guard does to the largest allowed rate when the averaged model got worse and when it got better, and to the
 ceiling that a failure has left, each round."""
+SETBACK = 0.05
+"""Share of the loss by which it must have risen for a model to be taken back: averages of skewed clients wander."""
 SEEN = "seen.losses"
 BEFORE = "before."
 
@@ -55,8 +57,8 @@ class RateSelection(Method):
     choice: Literal["best", "one-se"] = "one-se"
     """Take the rate with the lowest loss on d_n, or the largest within one standard error of it (trials are short)."""
     guard: bool = True
-    """Take an averaged model back that is worse on the clients' d_n than the one before, beyond noise, and lower the
-    largest allowed rate; it starts in the middle of the candidates and grows while models get better."""
+    """Take an averaged model back that is much worse on the clients' d_n than the one before, and lower the largest
+    allowed rate; it starts in the middle of the candidates and grows while models get better."""
     keep_better: bool = True
     """Send the received model instead of a trained one that is worse on d_n beyond noise."""
     score_samples: Count = 256
@@ -133,11 +135,11 @@ class RateSelection(Method):
         return [rate for rate in rates if rate <= largest * (1 + 1e-9)] or rates[:1]
 
     def losses(self, model: Params, data: TrainData, ctx: Context) -> Tensor:
-        """Losses of a model on samples of d_n, without the KL."""
+        """Losses of a model on samples of d_n, without the KL; with the same noise for all models and rounds."""
         x, y = data.select_x[: self.score_samples], data.select_y[: self.score_samples]
         if not len(x):
             raise InputError(f"{self.name} chooses by d_n, and client {ctx.client} has none: raise select.fraction")
-        outputs = self.predict(model, x, self.score_draws, ctx)
+        outputs = self.predict(model, x, self.score_draws, replace(ctx, round=0, part=0))
         return ctx.task.likelihood.losses(outputs, y).nan_to_num(nan=LARGEST_LOSS).clamp(max=LARGEST_LOSS)
 
     def init_server(self, ctx: Context) -> Params:
@@ -157,10 +159,10 @@ class RateSelection(Method):
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """Average the models; but if the one sent out is worse than the one before, go back to that."""
-        change, error = pooled_change(updates)
-        worse, better = (sign * change > BEYOND_NOISE * error for sign in (1, -1))
+        change, error, loss = pooled_change(updates)
+        better, much_worse = change < -BEYOND_NOISE * error, change > max(BEYOND_NOISE * error, SETBACK * abs(loss))
         largest, ceiling = server["guard"].tolist()
-        if self.guard and worse:
+        if self.guard and much_worse:
             model = {name.removeprefix(BEFORE): server[name] for name in server if name.startswith(BEFORE)}
             guard = [largest * SHRINK, largest * SHRINK]
         else:
@@ -180,13 +182,14 @@ def change_of(losses: Tensor, seen: Tensor | None) -> dict[str, float]:
     return {"change": (losses - seen).mean().item(), "change_error": standard_error(losses - seen)}
 
 
-def pooled_change(updates: Sequence[Received]) -> tuple[float, float]:
-    """Return the clients' mean change of loss and its standard error; nothing is known of newcomers."""
+def pooled_change(updates: Sequence[Received]) -> tuple[float, float, float]:
+    """Return the clients' mean change of loss, its standard error, and the mean loss; nothing is known of newcomers."""
     known = [(share, update.metrics) for share, update in zip(aggregate.shares(updates), updates, strict=True)]
     known = [(share, metrics) for share, metrics in known if "change" in metrics]
     total = sum(share for share, _ in known) or 1.0
     change = sum(share * metrics["change"] for share, metrics in known) / total
-    return change, math.hypot(0.0, *(share * metrics["change_error"] for share, metrics in known)) / total
+    error = math.hypot(0.0, *(share * metrics["change_error"] for share, metrics in known)) / total
+    return change, error, sum(share * metrics["incoming_nll"] for share, metrics in known) / total
 
 
 def previous(server: Params) -> Params:
