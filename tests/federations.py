@@ -97,7 +97,19 @@ def log(path: Path) -> list[Event]:
 
 def leftovers(path: Path) -> list[str]:
     """Files that a finished run should not have."""
-    expected = ["checkpoint", "events", "model", "personal", "clients", "lock", "env", "run", "config", "constants"]
+    expected = [
+        "checkpoint",
+        "events",
+        "model",
+        "personal",
+        "clients",
+        "lock",
+        "env",
+        "run",
+        "config",
+        "constants",
+        "data",
+    ]
     strange = [file for file in path.rglob("*") if file.name.startswith(".") or file.name.startswith("staged")]
     return [str(file) for file in strange] + [f.name for f in path.iterdir() if f.name.split(".")[0] not in expected]
 

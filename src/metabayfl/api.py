@@ -19,7 +19,7 @@ from metabayfl.data.federation import Federation
 from metabayfl.engine import local
 from metabayfl.engine.local import MISSED_DEADLINE
 from metabayfl.engine.plan import Job, make_job
-from metabayfl.environment import describe_environment
+from metabayfl.environment import describe_data, describe_environment
 from metabayfl.methods import BayFL
 from metabayfl.methods.base import Method
 from metabayfl.options import InputError
@@ -122,7 +122,7 @@ def open_run(directory: RunDirectory, about: dict[str, Any], job: Job, resume: b
     """Begin a run, or make sure that a run to be resumed is the same one."""
     environment = describe_environment(job.federation, job.plan.seed)
     if not resume or not (directory.path / "run.json").exists():
-        directory.create(about, environment, job.task.constants(), config)
+        directory.create(about, environment, job.task.constants(), config, describe_data(job.federation))
         return
     directory.lock()
     before = directory.description()

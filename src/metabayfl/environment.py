@@ -9,12 +9,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from metabayfl._version import __version__
 from metabayfl.data.federation import Federation
 from metabayfl.data.sources.files import data_folder
 
+LISTED_CLIENTS = 100
+"""Clients whose labels are counted in a run directory: enough for a picture, however large the federation."""
 PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "scikit-learn")
 
 
@@ -42,6 +45,19 @@ def git_commit(directory: Path) -> str | None:
         answers.append(subprocess.run(command, capture_output=True, text=True, check=False))  # noqa: S603 (no user input)
     found = bool(answers) and all(answer.returncode == 0 for answer in answers)
     return answers[-1].stdout.strip() if found else None
+
+
+def describe_data(federation: Federation) -> dict[str, Any]:
+    """Labels in the training parts (d_n included) of all clients or of some that are evenly spread; none for values."""
+    everybody = len(federation)
+    listed = np.unique(np.linspace(0, everybody - 1, min(everybody, LISTED_CLIENTS)).round().astype(int)).tolist()
+    sizes = federation.train.sizes()
+    about = {"clients": everybody, "listed": listed, "samples": sizes[listed].tolist(), "all_samples": int(sizes.sum())}
+    classes = getattr(federation.likelihood, "classes", None)
+    if classes is None:
+        return about
+    labels = (federation.train.of(client)[1] for client in listed)
+    return about | {"labels": [torch.bincount(y, minlength=classes).tolist() for y in labels]}
 
 
 def data_hash(federation: Federation) -> str:

@@ -28,6 +28,11 @@ class Categorical:
         """All metrics of predictions [samples, batch, classes]."""
         return metrics.classification(outputs, y)
 
+    def reliability(self, outputs: Tensor, y: Tensor) -> dict[str, list[float]]:
+        """Count, mean confidence and accuracy in each bin of the confidence."""
+        bins = metrics.reliability(metrics.mean_probabilities(outputs), y)
+        return {name: [round(value, 6) for value in found.tolist()] for name, found in vars(bins).items()}
+
     def check(self, outputs: Tensor, y: Tensor) -> None:
         """Refuse a model whose outputs do not fit the labels."""
         if outputs.ndim != 2 or outputs.shape[0] != len(y):
@@ -61,6 +66,10 @@ class Gaussian:
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """All metrics of predictions [samples, batch, targets]."""
         return metrics.regression(outputs.flatten(2) if outputs.ndim > 2 else outputs.unsqueeze(2), y, self.noise_std)
+
+    def reliability(self, outputs: Tensor, y: Tensor) -> dict[str, list[float]]:
+        """Return nothing: values have no top label whose confidence could be binned."""
+        return {}
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
         """Refuse a model whose outputs do not fit the targets."""

@@ -24,7 +24,7 @@ CURRENT = "checkpoint.safetensors"
 STAGED = "staged.safetensors"
 CONSTANTS = "constants.safetensors"
 EVENTS = "events.jsonl"
-STARTING = {"clients", "lock", "env.json", "config.toml", CONSTANTS}
+STARTING = {"clients", "lock", "env.json", "data.json", "config.toml", CONSTANTS}
 Event = dict[str, Any]
 
 
@@ -61,7 +61,12 @@ class RunDirectory:
         self._lock: int | None = None
 
     def create(
-        self, description: Mapping[str, Any], environment: Mapping[str, Any], constants: Params, config: str = ""
+        self,
+        description: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        constants: Params,
+        config: str = "",
+        data: Mapping[str, Any] | None = None,
     ) -> None:
         """Start a run in an empty or missing directory, or in one whose start was interrupted."""
         here = self.path.iterdir() if self.path.is_dir() else ()
@@ -77,6 +82,8 @@ class RunDirectory:
             tensorfile.write_bytes(self.path / "config.toml", config.encode())
         if constants:
             tensorfile.write(self.path / CONSTANTS, constants)
+        if data:
+            self.write_json("data.json", data, indent=None)
         self.write_json("env.json", environment)
         self.write_json("run.json", {"format": FORMAT, **description})
 
@@ -92,6 +99,10 @@ class RunDirectory:
     def environment(self) -> dict[str, Any]:
         """Read what the run depends on besides its config."""
         return self._read_json("env.json")
+
+    def data(self) -> dict[str, Any] | None:
+        """Read what the clients hold; None if it is not recorded."""
+        return self._read_json("data.json") if (self.path / "data.json").exists() else None
 
     def read_constants(self) -> Params:
         """Read what of the module is neither trained nor sent: frozen parameters and constant buffers."""
@@ -137,9 +148,9 @@ class RunDirectory:
             raise InputError(f"{self.path / name} is damaged: it holds no table")
         return found
 
-    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+    def write_json(self, name: str, content: Mapping[str, Any], indent: int | None = 2) -> None:
         """Write a small JSON file atomically."""
-        text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+        text = json.dumps(content, indent=indent, sort_keys=True) + "\n"
         tensorfile.write_bytes(self.path / name, text.encode())
 
     def write_client(self, round_: int, record: bytes) -> Address:

@@ -39,6 +39,14 @@ class LocalScores:
     personal_model: Metrics
 
 
+@dataclass(frozen=True)
+class GlobalScores:
+    """Metrics of the global model on the common test set, and its bins of confidence if it predicts classes."""
+
+    metrics: Metrics
+    reliability: dict[str, list[float]]
+
+
 class Desk:
     """Runs the clients of a job one at a time, against the run directory."""
 
@@ -86,18 +94,20 @@ class Desk:
         down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
         received = self.job.task.join(down, state)
         personal = self._personal(checkpoint, down, state, ctx)
-        scores = [self._measure(model, *test, ctx) for model in (received, personal)]
+        outputs = [self._predict(model, test[0], ctx) for model in (received, personal)]
+        scores = [self.job.task.likelihood.measure(predicted, test[1]) for predicted in outputs]
         return LocalScores(client, *scores)
 
-    def score_global(self, round_: int) -> Metrics | None:
+    def score_global(self, round_: int) -> GlobalScores | None:
         """Judge the global model on the common test set after `round_` rounds; None if there is no such model."""
         ctx = self.job.context(round_)
         model = self.job.method.global_model(self._load(round_).server, ctx)
         if model is None:
             return None
-        federation = self.job.federation
-        test = subset(federation.test_x, federation.test_y, self.job.plan.eval.subset)
-        return self._measure(model, *test, ctx)
+        federation, likelihood = self.job.federation, self.job.task.likelihood
+        x, y = subset(federation.test_x, federation.test_y, self.job.plan.eval.subset)
+        outputs = self._predict(model, x, ctx)
+        return GlobalScores(likelihood.measure(outputs, y), likelihood.reliability(outputs, y))
 
     def export_personal(self, client: int, round_: int) -> None:
         """Write a client's own model by the names of its parameters."""
@@ -137,13 +147,14 @@ class Desk:
         with keyed(ctx, "personalise"):
             return self.job.method.personalise(down, state, kept, self.job.train_data(client, ctx.round), ctx)
 
-    def _measure(self, model: Params, x: torch.Tensor, y: torch.Tensor, ctx: Context) -> Metrics:
+    def _predict(self, model: Params, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+        """Outputs of a model; what is not finite cannot be judged."""
         with keyed(ctx, "predict"):
             outputs = self.job.method.predict(model, x, self.job.plan.eval.samples, ctx)
         if not outputs.isfinite().all():
             who = "the global model" if ctx.client is None else f"a model of client {ctx.client}"
             raise Diverged(f"{who} gives outputs that are NaN or infinite after round {ctx.round}")
-        return self.job.task.likelihood.measure(outputs, y)
+        return outputs
 
 
 def subset(x: torch.Tensor, y: torch.Tensor, count: int | None) -> tuple[torch.Tensor, torch.Tensor]:

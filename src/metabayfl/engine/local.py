@@ -92,9 +92,9 @@ class Loop:
         after = Checkpoint(number, self._aggregate(before, list(updates.values())), latest)
         self.directory.stage(after)
         trained = time.perf_counter()
-        metrics = self._judge(number)
+        judged = self._judge(number)
         events += self._deaths(number)
-        events.append({"event": "round", "round": number, "updates": len(updates), "metrics": metrics})
+        events.append({"event": "round", "round": number, "updates": len(updates)} | judged)
         events[-1] |= {"train_seconds": trained - started, "eval_seconds": time.perf_counter() - trained}
         events[-1] |= {"server_peak_memory_bytes": peak_memory_bytes()}
         self.directory.publish(events)
@@ -144,13 +144,16 @@ class Loop:
         with keyed(ctx, "aggregate"):
             return self.job.method.aggregate(before.server, updates, ctx)
 
-    def _judge(self, round_: int) -> Views:
-        """Metrics of the three views (docs/methods.md 1.7) if this is a round to evaluate."""
+    def _judge(self, round_: int) -> Event:
+        """Metrics of the three views (docs/methods.md 1.7) and bins of confidence if this is a round to evaluate."""
         if round_ not in self.evaluated:
-            return {}
+            return {"metrics": {}}
         common = next(iter(self.workers.run([("score_global", (round_,))])))
-        views = {} if common is None else {"G/G": {name: {"value": value} for name, value in common.items()}}
-        return views | self._judge_locally(round_)
+        if common is None:
+            return {"metrics": self._judge_locally(round_)}
+        views = {"G/G": {name: {"value": value} for name, value in common.metrics.items()}}
+        bins = {"reliability": common.reliability} if common.reliability else {}
+        return {"metrics": views | self._judge_locally(round_)} | bins
 
     def _judge_locally(self, round_: int) -> Views:
         """Weighted mean, plain mean, worst and spread over clients, for each metric on their own test parts."""
