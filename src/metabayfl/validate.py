@@ -12,7 +12,7 @@ import torch
 from metabayfl.tensorfile import encoded_size
 from metabayfl.types import Params, Received
 
-LARGEST_METRICS = 128
+LARGEST_METRICS = 96
 LONGEST_NAME = 64
 LOG_FIELDS = {
     "event",
@@ -28,7 +28,7 @@ LOG_FIELDS = {
     "bytes_down",
 }
 """What an engine says about an update in its log; a metric cannot have these names."""
-META_BYTES = 1 << 18
+META_BYTES = 1 << 17
 """Room for the weight and as many metrics, with names as long, as are allowed."""
 
 Id = TypeVar("Id", bound=Hashable)
