@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 
+from metabayfl.comparison import Row, row_of
 from metabayfl.config import CompareConfig, RunConfig
 from metabayfl.experiment import Experiment, is_finished
 from metabayfl.fingerprint import config_hash, source_hash
 from metabayfl.ledger import summarise_costs
 from metabayfl.methods import create, find
 from metabayfl.options import InputError
-from metabayfl.store import Event, RunDirectory
-
-Row = dict[str, Any]
+from metabayfl.store import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -116,16 +115,7 @@ def _estimate(label: str, configs: list[RunConfig]) -> Estimate:
 
 
 def collect(cells: Sequence[Cell]) -> list[Row]:
-    """Return one flat row for each finished run: label, seed, metrics by view, costs."""
-    return [_row(cell, list(RunDirectory(cell.path).events())) for cell in cells if cell.finished]
-
-
-def _row(cell: Cell, events: list[Event]) -> Row:
-    last = [event for event in events if event["event"] == "round" and event["metrics"]][-1]
-    row: Row = {"method": cell.label, "seed": cell.config.seed, "run": cell.path.name}
-    for view, metrics in last["metrics"].items():
-        for name, summary in metrics.items():
-            for column, value in summary.items():
-                row[f"{view} {name}" if column in ("value", "weighted") else f"{view} {name} {column}"] = value
-    total: Row = summarise_costs(events)["total"]
-    return row | total
+    """Return one flat row for each finished run."""
+    finished = [cell for cell in cells if cell.finished]
+    rows = (row_of(c.label, c.config.seed, c.path.name, list(RunDirectory(c.path).events())) for c in finished)
+    return [row for row in rows if row is not None]

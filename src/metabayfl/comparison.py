@@ -5,8 +5,10 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
+from metabayfl.ledger import summarise_costs
 from metabayfl.statistics import Difference, Spread, paired_difference, spread
 
 Row = dict[str, Any]
@@ -55,30 +57,65 @@ def _numbers(rows: list[Row]) -> list[str]:
     return [name for name in rows[0] if name not in IDENTITY]
 
 
-def table(summary: dict[str, Any]) -> Table:
-    """Mean ± standard deviation over seeds of the headline numbers."""
+Grid = list[list[str]]
+"""A table as text: the names of its columns, then its rows."""
+
+
+def row_of(method: str, seed: int, run: str, events: Sequence[Row]) -> Row | None:
+    """Return a run as one flat row: label, seed, metrics by view after its last evaluation, costs; None without one."""
+    judged = [event for event in events if event["event"] == "round" and event["metrics"]]
+    if not judged:
+        return None
+    row: Row = {"method": method, "seed": seed, "run": run}
+    for view, metrics in judged[-1]["metrics"].items():
+        for name, summary in metrics.items():
+            for column, value in summary.items():
+                row[f"{view} {name}" if column in ("value", "weighted") else f"{view} {name} {column}"] = value
+    total: Row = summarise_costs(events)["total"]
+    return row | total
+
+
+def caption(summary: dict[str, Any]) -> str:
+    """Say what the cells of `spreads` are."""
     seeds = sorted({row["seed"] for row in summary["runs"]})
-    result = Table(title=f"mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))})")
+    if len(seeds) == 1:
+        return f"seed {seeds[0]} alone: no spread is known"
+    return f"mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))})"
+
+
+def spreads(summary: dict[str, Any]) -> Grid:
+    """Mean ± standard deviation over seeds of the headline numbers."""
     shown = _shown(summary)
-    result.add_column("method")
-    for name in shown:
-        result.add_column(HEADLINES[name], justify="right")
-    for method, entries in summary["methods"].items():
-        result.add_row(method, *(_spread_cell(name, entries.get(name)) for name in shown))
-    return result
+    rows = [
+        [method, *(_spread_cell(name, entries.get(name)) for name in shown)]
+        for method, entries in summary["methods"].items()
+    ]
+    return [["method", *(HEADLINES[name] for name in shown)], *rows]
 
 
-def difference_table(summary: dict[str, Any]) -> Table:
+def difference_caption(summary: dict[str, Any]) -> str:
+    """Say what the cells of `differences` are."""
+    return f"difference to {summary['reference']}, paired by seed, 95 % bootstrap interval (* leaves out 0)"
+
+
+def differences(summary: dict[str, Any]) -> Grid:
     """Paired differences to the reference with 95 % bootstrap intervals over seeds."""
-    title = f"difference to {summary['reference']}, paired by seed, 95 % bootstrap interval (* leaves out 0)"
-    result = Table(title=title)
     shown = [name for name in _shown(summary) if "/" in name]
-    result.add_column("method")
-    for name in shown:
-        result.add_column(HEADLINES[name], justify="right")
-    for method, entries in summary["methods"].items():
-        if method != summary["reference"]:
-            result.add_row(method, *(_difference_cell(entries.get(name)) for name in shown))
+    rows = [
+        [method, *(_difference_cell(entries.get(name)) for name in shown)]
+        for method, entries in summary["methods"].items()
+        if method != summary["reference"]
+    ]
+    return [["method", *(HEADLINES[name] for name in shown)], *rows]
+
+
+def as_table(title: str, grid: Grid) -> Table:
+    """Show a grid in a terminal."""
+    result = Table(title=escape(title))
+    for number, name in enumerate(grid[0]):
+        result.add_column(name, justify="right" if number else "left")
+    for row in grid[1:]:
+        result.add_row(*map(escape, row))
     return result
 
 

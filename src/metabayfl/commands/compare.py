@@ -54,9 +54,10 @@ def _report(cells: Sequence[Cell], out: Path, as_json: bool) -> None:
     if as_json:
         print(text)
         return
-    console().print(comparison.table(summary))
+    console().print(comparison.as_table(comparison.caption(summary), comparison.spreads(summary)))
     if len(summary["methods"]) > 1:
-        console().print(comparison.difference_table(summary))
+        title = comparison.difference_caption(summary)
+        console().print(comparison.as_table(title, comparison.differences(summary)))
     print(f"runs, compare.json and compare.csv: {out}")
 
 
