@@ -70,7 +70,18 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="metabayfl", description="Federated learning with Bayesian neural networks.")
     top.add_argument("--version", action="version", version=f"metabayfl {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_demo, _add_run, _add_resume, _add_compare, _add_cost, _add_data, _add_methods, _add_check):
+    for add in (
+        _add_demo,
+        _add_run,
+        _add_resume,
+        _add_compare,
+        _add_report,
+        _add_explain,
+        _add_cost,
+        _add_data,
+        _add_methods,
+        _add_check,
+    ):
         add(commands)
     return top
 
@@ -120,6 +131,24 @@ def _add_compare(commands: "Commands") -> None:
     compare.add_argument("--parallel", choices=["runs", "clients"], default="runs", help="what the workers share")
     _add_running(compare)
     compare.set_defaults(handler="compare:compare")
+
+
+def _add_report(commands: "Commands") -> None:
+    report = commands.add_parser("report", help="curves, calibration, choices and the table of runs as one HTML page")
+    report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="directories of runs or of a comparison")
+    form = "a page, or the table: Markdown, LaTeX, or CSV with a line for each run (default: html)"
+    report.add_argument("--format", choices=["html", "md", "latex", "csv"], default="html", help=form)
+    where = "file, or - for standard output (default: report.html beside the runs; tables are printed)"
+    report.add_argument("--out", type=Path, metavar="FILE", help=where)
+    report.set_defaults(handler="report:report")
+
+
+def _add_explain(commands: "Commands") -> None:
+    explain = commands.add_parser("explain", help="what a client tried in a round, what it chose, and why")
+    explain.add_argument("run", type=Path, help="directory of the run")
+    explain.add_argument("--client", type=int, required=True, help="number of the client, counted from 0")
+    explain.add_argument("--round", type=int, help="round, counted from 1 (default: the client's last)")
+    explain.set_defaults(handler="explain:explain")
 
 
 def _add_cost(commands: "Commands") -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from metabayfl import comparison
+from metabayfl.commands.report import write_page
 from metabayfl.commands.terminal import console
 from metabayfl.compare import Cell, Estimate, collect, estimate, make_grid, run_cells
 from metabayfl.data.sources import load
@@ -47,10 +48,13 @@ def _report(cells: Sequence[Cell], out: Path, as_json: bool) -> None:
     rows = collect(cells)
     if not rows:
         return
-    summary = comparison.summarise(rows)
+    begun = [cell.path for cell in cells if (cell.path / "run.json").exists()]
+    done = {row["run"] for row in rows}
+    summary = comparison.summarise(rows) | {"unfinished": [path.name for path in begun if path.name not in done]}
     text = json.dumps(summary, indent=2)
     write_bytes(out / "compare.json", text.encode())
     write_bytes(out / "compare.csv", comparison.as_csv(rows).encode())
+    has_page = write_page(begun, out / "report.html")
     if as_json:
         print(text)
         return
@@ -59,6 +63,8 @@ def _report(cells: Sequence[Cell], out: Path, as_json: bool) -> None:
         title = comparison.difference_caption(summary)
         console().print(comparison.as_table(title, comparison.differences(summary)))
     print(f"runs, compare.json and compare.csv: {out}")
+    if has_page:
+        print(f"report: {out / 'report.html'}")
 
 
 def _plan(cells: Sequence[Cell], workers: int, as_json: bool) -> int:

@@ -22,14 +22,6 @@ def render(runs: Sequence[Run]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["drawing"] = Markup  # drawn here, with every text in it escaped
     template = environment.from_string(files("metabayfl.report").joinpath("template.html").read_text(encoding="utf-8"))
-    sections = [
-        _curves(groups),
-        _calibration(groups),
-        _costs(groups),
-        _rates(groups),
-        _candidates(groups),
-        _labels(runs),
-    ]
     return template.render(
         version=__version__,
         title=", ".join(groups) if len(groups) <= 6 else f"{len(groups)} methods",

@@ -10,20 +10,21 @@ from metabayfl.report.series import RECEIVED, candidate_curves, reliability
 
 Groups = Mapping[str, Sequence[Run]]
 TEXTS = {
-    "curves": """G/G is the global model on the common test set, P/L the clients' own models on their own test parts (mean
-weighted by size). A line is the mean over seeds, the band one standard deviation to either side.""",
-    "calibration": """Predictions of the global model on the common test set by their confidence, after the last evaluated
-round, all seeds together. On the dashed line confidence is earned; below it a model is over-confident. Dots: mean confidence
-and accuracy of a bin, larger where more predictions lie.""",
-    "costs": """The same metric against what was spent until then, on average over seeds. Bytes are what was really encoded.
-Seconds are those of the machines that ran it, whatever else they did: compare them only within one machine.""",
-    "rates": """The rate that each client chose in each round: larger rates are larger and stronger squares. A blank: the
-client did not take part, or its update did not count. The first seed is shown.""",
-    "candidates": """Loss on d_n, the samples that a client sets aside for choosing (no KL), of the received model and after a
-short trial with each candidate; mean over clients and seeds. A rate that the guard forbids has no point in that round, nor
-has a trial that left the finite numbers.""",
-    "labels": """How many training samples of each class a client holds. The more the rows differ, the more the clients
-disagree about what there is to learn.""",
+    "curves": """G/G is the global model on the common test set, P/L the clients' own models on their own test
+parts (mean weighted by size). A line is the mean over seeds, the band one standard deviation to either side.""",
+    "calibration": """Predictions of the global model on the common test set by their confidence, after the
+last evaluated round, all seeds together. On the dashed line confidence is earned; below it a
+model is too confident. Dots: mean confidence and accuracy of a bin, larger where more predictions lie.""",
+    "costs": """The same metric against what was spent until then, on average over seeds. Bytes are what was
+really encoded. Seconds are those of the machines that ran it, whatever else they did: compare them only within
+one machine.""",
+    "rates": """The rate that each client chose in each round: larger rates are larger and stronger squares. A
+blank: the client did not take part, or its update did not count. The first seed is shown.""",
+    "candidates": """Loss on d_n, the samples that a client sets aside for choosing (no KL), of the received
+model and after a short trial with each candidate; mean over clients and seeds. A rate that the guard forbids
+has no point in that round, nor has a trial that left the finite numbers.""",
+    "labels": """How many training samples of each class a client holds. The more the rows differ, the more the
+clients disagree about what there is to learn.""",
 }
 
 
