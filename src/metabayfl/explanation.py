@@ -79,7 +79,7 @@ def _choice(event: Event, method: Mapping[str, Any]) -> list[str]:
     if "rate" not in event:
         return []
     rule = (
-        "the largest rate whose loss on d_n is within one standard error of the best, as short trials favour small rates"
+        "the largest rate whose loss on d_n is within one standard error of the best: short trials favour small rates"
         if method.get("choice") == "one-se"
         else "the rate with the lowest loss on d_n"
     )
@@ -123,7 +123,7 @@ def _selection_warnings(event: Event, candidates: Sequence[float]) -> list[str]:
     allowed = event.get("allowed_rate")
     if allowed is not None and candidates and candidates[-1] > allowed * (1 + 1e-9):
         found.append(
-            f"the rate guard is active: nothing above {allowed:.3g} is allowed, since the averaged model got worse on d_n"
+            f"the rate guard is active: nothing above {allowed:.3g} is allowed, as the averaged model got worse on d_n"
         )
     if event.get("scored_samples", FEW_SAMPLES) < FEW_SAMPLES:
         found.append(

@@ -6,21 +6,20 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from metabayfl import comparison
 from metabayfl._version import __version__
 from metabayfl.comparison import Grid
 from metabayfl.report.notes import notes
 from metabayfl.report.runs import Run, by_label
-from metabayfl.report.sections import sections
 
 
 def render(runs: Sequence[Run]) -> str:
     """Return the page; the same runs give the same text."""
+    from metabayfl.report.sections import sections  # matplotlib, which only a page needs
+
     groups = by_label(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["drawing"] = Markup  # drawn here, with every text in it escaped
     template = environment.from_string(files("metabayfl.report").joinpath("template.html").read_text(encoding="utf-8"))
     return template.render(
         version=__version__,
