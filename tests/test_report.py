@@ -23,7 +23,7 @@ from metabayfl.environment import describe_data
 from metabayfl.methods import BayFL, FedAvg, MetaFL
 from metabayfl.methods.base import Method
 from metabayfl.options import InputError
-from metabayfl.report.choices import Scale
+from metabayfl.report.choices import Scale, rate_map
 from metabayfl.report.page import render
 from metabayfl.report.runs import Run, read_runs
 from metabayfl.report.series import candidate_curves, megabytes, metric_curve, reliability, seconds, spread_out
@@ -181,9 +181,18 @@ class TestWhatIsSaid:
         labels = {"clients": 10_000, "listed": list(range(100)), "samples": [9] * 100, "labels": [[3, 3, 3]] * 100}
         large = replace(few, about=about, events=many + rounds, data=labels | {"all_samples": 90_000})
         html = render([large])
-        assert "24 of the 200 clients that took part and 40 of 50 rounds" in html
+        assert "40 of 50 rounds and 24 of the 200 clients that took part" in html
         assert "24 of 10000 clients are shown" in html
         assert len(html) < 1_000_000
+
+    def test_where_clients_take_part_now_and_then_their_rates_are_shown_by_share(self, tmp_path: Path) -> None:
+        (few,) = read_runs([run(tmp_path / "run", MetaFL(epochs=1))])
+        events = [few.choices[0] | {"round": r, "client": 10 * r + c} for r in (1, 2, 3, 4) for c in range(10)]
+        rounds = [few.rounds[-1] | {"round": r} for r in (1, 2, 3, 4)]
+        picture = rate_map("x", 0, replace(few, events=events + rounds), Scale.of([few]))
+        assert "share of a round's clients" in picture.caption
+        assert ">rate</text>" in picture.svg
+        assert ">client</text>" in rate_map("x", 0, few, Scale.of([few])).svg
 
 
 class TestRuns:

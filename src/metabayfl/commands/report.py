@@ -15,11 +15,17 @@ from metabayfl.tensorfile import write_bytes
 
 def report(options: argparse.Namespace) -> int:
     """Write what runs say: a page, or a table."""
+    is_page = options.format == "html"
+    out = options.out or (default_path(options.runs) if is_page else Path("-"))
+    if out.is_dir():
+        raise InputError(f"--out {out} is a directory: give the name of a file, or - for standard output")
     runs = read_runs(options.runs)
-    if options.format == "html":
-        write(render(runs), options.out or default_path(options.runs))
+    text = render(runs) if is_page else text_of(runs, options.format)
+    if str(out) == "-":
+        sys.stdout.write(text)
     else:
-        write(text_of(runs, options.format), options.out or Path("-"))
+        write_bytes(out, text.encode())
+        print(f"report: {out}")
     return 0
 
 
@@ -36,17 +42,6 @@ def text_of(runs: Sequence[Run], form: str) -> str:
 def default_path(paths: Sequence[Path]) -> Path:
     """Return where the page goes: into the one directory that is meant, or here if there are several."""
     return paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
-
-
-def write(text: str, out: Path) -> None:
-    """Write a file and say where it is, or print the text for the path `-`."""
-    if str(out) == "-":
-        sys.stdout.write(text)
-        return
-    if out.is_dir():
-        raise InputError(f"--out {out} is a directory: give the name of a file, or - for standard output")
-    write_bytes(out, text.encode())
-    print(f"report: {out}")
 
 
 def write_page(paths: Sequence[Path], out: Path) -> bool:

@@ -9,12 +9,15 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from metabayfl.report.drawing import FAINT, INK, STEPS, draw, swatch
-from metabayfl.report.figures import MOST_CLIENTS, PANEL, Picture, Sign, name_rows
+from metabayfl.report.figures import PANEL, Picture, Sign
+from metabayfl.report.labels import MOST_CLIENTS, few, name_rows, rows_height
 from metabayfl.report.runs import Run
 from metabayfl.report.series import spread_out, trials
 from metabayfl.store import Event
 
 MOST_ROUNDS = 40
+FULL = 0.5
+"""A client that took part in this share of the rounds has a row worth looking at."""
 SMALLEST_SQUARE, LARGEST_SQUARE = 14.0, 105.0
 
 
@@ -50,38 +53,76 @@ class Scale(NamedTuple):
         return last if len(self.rates) == 1 else round(step * last / (len(self.rates) - 1))
 
 
+class Place(NamedTuple):
+    """A square of a map: its column and row, its step of rates, how large it is, and whether it is crossed out."""
+
+    column: int
+    row: int
+    step: int | None
+    area: float
+    crossed: bool = False
+
+
 def rate_map(label: str, number: int, run: Run, scale: Scale) -> Picture:
-    """Draw the choices of one run."""
+    """Draw the choices of one run: by client, or, where each took part in few of many rounds, by rate."""
     took_part = Counter(event["client"] for event in run.choices)
     busiest = max(took_part.values())
     regulars = [client for client, times in took_part.items() if times == busiest]
     clients = spread_out(regulars if len(regulars) >= MOST_CLIENTS else took_part, MOST_CLIENTS)
     rounds = spread_out({event["round"] for event in run.choices}, MOST_ROUNDS)
-    rows = {client: row for row, client in enumerate(clients)}
-    shown = [event for event in run.choices if event["client"] in rows and event["round"] in set(rounds)]
+    words, limits = f"Seed {run.seed}: {_shares(run)}.", []
+    rows: Sequence[object]
+    if len(rounds) < run.last_round:
+        limits.append(f"{len(rounds)} of {run.last_round} rounds")
+    if len(took_part) > MOST_CLIENTS and busiest < FULL * run.last_round:
+        rows, places = [f"{rate:.3g}" for rate in scale.rates[::-1]], _by_rate(run, rounds, scale)
+        words += " The area of a square is the share of a round's clients that chose the rate."
+    else:
+        rows, places = clients, _by_client(run, clients, rounds, scale)
+        limits += [f"{len(clients)} of the {len(took_part)} clients that took part"] * (len(clients) < len(took_part))
+    words += f" Shown: {' and '.join(limits)}, evenly spread." if limits else ""
+    alternative, size = f"Rates chosen by the clients of {label}. {words}", (PANEL[0], rows_height(rows))
+    svg = draw(f"rates-{number}", label, alternative, size, lambda axes: _paint(axes, places, rows, rounds, scale))
+    return Picture(svg, words)
+
+
+def _by_client(run: Run, clients: Sequence[int], rounds: Sequence[int], scale: Scale) -> list[Place]:
+    rows, columns = ({name: place for place, name in enumerate(names)} for names in (clients, rounds))
+    places = []
+    for event in run.choices:
+        if event["client"] in rows and event["round"] in columns:
+            step = scale.step(event["rate"]) if "rate" in event else None
+            kept = bool(event.get("rejected") or event.get("diverged"))
+            area = 0.0 if step is None else scale.area(step)
+            places.append(Place(columns[event["round"]], rows[event["client"]], step, area, kept))
+    return places
+
+
+def _by_rate(run: Run, rounds: Sequence[int], scale: Scale) -> list[Place]:
     columns = {round_: column for column, round_ in enumerate(rounds)}
-    pitch = min(1.0, 20 / max(len(rounds), 1)) ** 2
+    chosen = [event for event in run.choices if "rate" in event and event["round"] in columns]
+    times = Counter((event["round"], scale.step(event["rate"])) for event in chosen)
+    totals = Counter(event["round"] for event in chosen)
+    last = len(scale.rates) - 1
+    return [
+        Place(columns[round_], last - step, step, LARGEST_SQUARE * count / totals[round_])
+        for (round_, step), count in times.items()
+    ]
 
-    def paint(axes: Axes) -> None:
-        chosen = [event for event in shown if "rate" in event]
-        steps = [scale.step(event["rate"]) for event in chosen]
-        axes.scatter(
-            [columns[event["round"]] for event in chosen], [rows[event["client"]] for event in chosen],
-            [scale.area(step) * pitch for step in steps], [scale.colour(step) for step in steps],
-            marker="s", edgecolors=FAINT, linewidths=0.4,
-        )  # fmt: skip
-        kept = [event for event in shown if event.get("rejected") or event.get("diverged")]
-        places = [columns[event["round"]] for event in kept], [rows[event["client"]] for event in kept]
-        axes.scatter(*places, 30 * pitch, color=INK, marker="x", linewidths=1.2)
-        axes.grid(visible=False)
-        every = math.ceil(len(rounds) / 8)
-        axes.set_xticks(range(0, len(rounds), every), [str(round_) for round_ in rounds[::every]])
-        name_rows(axes, clients)
-        axes.set(xlabel="round", ylabel="client", xlim=(-0.7, len(rounds) - 0.3))
 
-    words = f"Rates chosen by the clients of {label}, seed {run.seed}: {_shares(run)}."
-    svg = draw(f"rates-{number}", label, words, (PANEL[0], max(150, 80 + 16 * len(clients))), paint)
-    return Picture(svg, f"Seed {run.seed}: {_shares(run)}.{_scope(run, clients, rounds, len(took_part))}")
+def _paint(axes: Axes, places: Sequence[Place], rows: Sequence[object], rounds: Sequence[int], scale: Scale) -> None:
+    pitch = min(1.0, 20 / len(rounds)) ** 2
+    squares = [(place, place.step) for place in places if place.step is not None]
+    spots = [place.column for place, _ in squares], [place.row for place, _ in squares]
+    areas, colours = [place.area * pitch for place, _ in squares], [scale.colour(step) for _, step in squares]
+    axes.scatter(*spots, areas, colours, marker="s", edgecolors=FAINT, linewidths=0.4)
+    crossed = [place for place in places if place.crossed]
+    spots = [place.column for place in crossed], [place.row for place in crossed]
+    axes.scatter(*spots, 30 * pitch, color=INK, marker="x", linewidths=1.2)
+    axes.grid(visible=False)
+    axes.set_xticks(*few(rounds, 8))
+    name_rows(axes, rows)
+    axes.set(xlabel="round", ylabel="client" if isinstance(rows[0], int) else "rate", xlim=(-0.7, len(rounds) - 0.3))
 
 
 def _shares(run: Run) -> str:
@@ -96,15 +137,6 @@ def _shares(run: Run) -> str:
     diverged = sum(bool(event.get("diverged")) for event in run.choices)
     words += [f"{rejected / total:.0%} rejected"] if rejected else []
     return ", ".join([*words, *([f"{diverged / total:.0%} with no finite trial"] if diverged else [])])
-
-
-def _scope(run: Run, clients: Sequence[int], rounds: Sequence[int], took_part: int) -> str:
-    limits = []
-    if len(clients) < took_part:
-        limits.append(f"{len(clients)} of the {took_part} clients that took part")
-    if len(rounds) < run.last_round:
-        limits.append(f"{len(rounds)} of {run.last_round} rounds")
-    return f" Shown: {' and '.join(limits)}, evenly spread." if limits else ""
 
 
 def rate_legend(scale: Scale, choices: Sequence[Event]) -> list[Sign]:

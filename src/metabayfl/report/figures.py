@@ -1,6 +1,5 @@
 """The figures of a report. Each has words of its own, and says nothing by colour alone."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,15 +8,16 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from metabayfl.report.drawing import INK, MARKERS, PAPER, SERIES, draw, swatch
 from metabayfl.report.runs import Run
-from metabayfl.report.series import RECEIVED, Bins, Curve, cost_curve, metric_curve, spread_out
+from metabayfl.report.series import RECEIVED, Bins, Curve, cost_curve, metric_curve
 
 PANEL, SQUARE = (340, 230), (220, 225)
 FEWEST_MARKERS = 30
 """With more points than this only every so many get a marker."""
 LOGARITHMIC = 20.0
 """Values that differ by more than this factor get a logarithmic axis."""
-MOST_CLIENTS, MOST_CLASSES = 24, 24
 LARGEST_BUBBLE = 130.0
+IN_BALANCE = 0.01
+"""Confidence and accuracy that differ by less on average are called equal."""
 
 
 class Picture(NamedTuple):
@@ -137,77 +137,29 @@ def reliability(label: str, number: int, bins: Bins) -> Picture:
     """Confidence against accuracy: bars in the bins, dots as large as the share of predictions in them."""
     total = sum(bins.counts)
     gap = sum(n * abs(a - c) for n, c, a in zip(*bins, strict=True)) / total
-    filled = [(n, c, a) for n, c, a in zip(*bins, strict=True) if n]
-    mean_confidence, mean_accuracy = (sum(n * v for n, v in zip(bins.counts, part, strict=True)) / total
-                                      for part in (bins.confidence, bins.accuracy))  # fmt: skip
-    verdict = "over-confident" if mean_confidence > mean_accuracy else "under-confident"
-    summary = f"mean confidence {mean_confidence:.3f}, accuracy {mean_accuracy:.3f}: on the whole {verdict}"
-
-    def paint(axes: Axes) -> None:
-        width = 1 / len(bins.counts)
-        axes.bar([(k + 0.5) * width for k in range(len(bins.counts))], bins.accuracy, width * 0.9,
-                 color=SERIES[number % len(SERIES)], alpha=0.3)  # fmt: skip
-        axes.plot([0, 1], [0, 1], color=INK, linestyle="--", linewidth=1)
-        sizes = [8 + LARGEST_BUBBLE * n / total for n, _, _ in filled]
-        axes.scatter([c for _, c, _ in filled], [a for _, _, a in filled], sizes,
-                     color=SERIES[number % len(SERIES)], edgecolors=INK, linewidths=0.5)  # fmt: skip
-        axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy")
-        ticks = [0, 0.25, 0.5, 0.75, 1]
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-
-    words = f"Reliability diagram of {label}: {summary}; calibration error over all seeds together {gap:.4f}."
-    return Picture(draw(f"reliability-{number}", label, words, SQUARE, paint), f"{summary}; ECE of all seeds {gap:.3f}")
-
-
-def labels(run: Run) -> Picture | None:
-    """How many samples of each class a client holds, as bubbles; None if there are no classes or no counts."""
-    if run.data is None or "labels" not in run.data:
-        return None
-    counts = dict(zip(run.data["listed"], run.data["labels"], strict=True))
-    shown = spread_out(counts, MOST_CLIENTS)
-    classes = spread_out(range(len(counts[shown[0]])), MOST_CLASSES)
-    cells = [(x, y, counts[client][c]) for y, client in enumerate(shown) for x, c in enumerate(classes)]
-    largest = max(1, *(count for _, _, count in cells))
-    size = LARGEST_BUBBLE * min(1.0, (14 / max(len(classes), 0.7 * len(shown))) ** 2)
-
-    def paint(axes: Axes) -> None:
-        found = [cell for cell in cells if cell[2]]
-        areas = [max(1.5, size * count / largest) for _, _, count in found]
-        axes.scatter([x for x, _, _ in found], [y for _, y, _ in found], areas, color=SERIES[0], edgecolors="none")
-        name_rows(axes, shown)
-        axes.set_xticks(*_few(classes))
-        axes.set(xlabel="class", ylabel="client", xlim=(-0.7, len(classes) - 0.3))
-
-    height = max(170, 80 + 17 * len(shown))
-    words = f"Samples of each class at the clients, seed {run.seed}. " + _label_words(run.data, shown)
-    caption = (
-        f"Seed {run.seed}; the largest bubble is {largest} samples, its area the number. {_scope(run.data, shown)}"
+    confidence, accuracy = (
+        sum(n * value for n, value in zip(bins.counts, values, strict=True)) / total
+        for values in (bins.confidence, bins.accuracy)
     )
-    if len(classes) < len(counts[shown[0]]):
-        caption += f" {len(classes)} of {len(counts[shown[0]])} classes are shown."
-    return Picture(draw("labels", "training samples by class", words, (PANEL[0], height), paint), caption)
+    surplus = confidence - accuracy
+    verdict = "in balance" if abs(surplus) < IN_BALANCE else "too confident" if surplus > 0 else "too modest"
+    caption = f"mean confidence {confidence:.3f}, accuracy {accuracy:.3f}: {verdict}; ECE of all seeds {gap:.3f}"
+    words = f"Reliability diagram of {label}: {caption}."
+    colour = SERIES[number % len(SERIES)]
+    svg = draw(f"reliability-{number}", label, words, SQUARE, lambda axes: _paint_reliability(axes, bins, colour))
+    return Picture(svg, caption)
 
 
-def _label_words(data: Mapping[str, Any], shown: Sequence[int]) -> str:
-    held = dict(zip(data["listed"], data["labels"], strict=True))
-    return "; ".join(f"client {n}: {sum(held[n])} samples of {sum(map(bool, held[n]))} classes" for n in shown)
-
-
-def _scope(data: Mapping[str, Any], shown: Sequence[int]) -> str:
-    everybody = int(data["clients"])
-    of_all = "All clients are shown." if len(shown) == everybody else f"{len(shown)} of {everybody} clients are shown,"
-    spread_note = "" if len(shown) == everybody else " evenly spread over their numbers."
-    return f"{of_all}{spread_note} Together {data['all_samples']} training samples, d_n included."
-
-
-def name_rows(axes: Axes, clients: Sequence[int]) -> None:
-    """Write the numbers of clients at the rows of a picture, the first one on top."""
-    axes.set_yticks(*_few(clients))
-    axes.set_ylim(len(clients) - 0.4, -0.6)
-
-
-def _few(names: Sequence[int], most: int = 13) -> tuple[list[int], list[str]]:
-    """Return places and names of so many ticks that they do not touch."""
-    every = math.ceil(len(names) / most)
-    return list(range(0, len(names), every)), [str(name) for name in names[::every]]
+def _paint_reliability(axes: Axes, bins: Bins, colour: str) -> None:
+    width, total = 1 / len(bins.counts), sum(bins.counts)
+    middles = [(number + 0.5) * width for number in range(len(bins.counts))]
+    axes.bar(middles, bins.accuracy, width * 0.9, color=colour, alpha=0.3)
+    axes.plot([0, 1], [0, 1], color=INK, linestyle="--", linewidth=1)
+    counts, confidence, accuracy = zip(*(entry for entry in zip(*bins, strict=True) if entry[0]), strict=True)
+    sizes = [8 + LARGEST_BUBBLE * count / total for count in counts]
+    axes.scatter(confidence, accuracy, sizes, color=colour, edgecolors=INK, linewidths=0.5)
+    ticks = [0, 0.25, 0.5, 0.75, 1]
+    names = [f"{tick:g}" for tick in ticks]
+    axes.set_xticks(ticks, names)
+    axes.set_yticks(ticks, names)
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy")

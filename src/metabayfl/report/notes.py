@@ -10,6 +10,8 @@ def notes(groups: Mapping[str, Sequence[Run]]) -> list[str]:
     """Return one sentence for each thing that limits what the report says."""
     runs = [run for group in groups.values() for run in group]
     found = [*_not_comparable(runs), *_unfinished(runs)]
+    if found and any(len(group) > 1 and not all(run.finished for run in group) for group in groups.values()):
+        found.append("Late rounds of unfinished repetitions average fewer seeds.")
     if any(not run.history for run in runs):
         found.append("Runs without any evaluated round yet have no curves and no row in the table.")
     without = [
@@ -45,4 +47,4 @@ def _unfinished(runs: Sequence[Run]) -> list[str]:
         return []
     named = [f"{run.label} seed {run.seed} (round {run.last_round} of {run.about['rounds']})" for run in open_[:5]]
     more = [f"{len(open_) - 5} more"] if len(open_) > 5 else []
-    return [f"Unfinished, shown as far as they are: {', '.join(named + more)}. Late rounds average fewer seeds."]
+    return [f"Unfinished, shown as far as they are: {', '.join(named + more)}."]

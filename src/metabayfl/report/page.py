@@ -52,10 +52,11 @@ def _tables(runs: Sequence[Run]) -> list[tuple[str, Grid]]:
 
 def _facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return the size of it all, at a glance."""
-    facts = [("runs", str(len(runs))), ("seeds", str(len({run.seed for run in runs})))]
-    for name in ("clients", "rounds"):
-        facts.append((name, " / ".join(map(str, sorted({run.about[name] for run in runs})))))
-    return facts
+    counts = {"run": {len(runs)}, "seed": {len({run.seed for run in runs})}}
+    counts |= {name: {int(run.about[f"{name}s"]) for run in runs} for name in ("client", "round")}
+    return [
+        (name if found == {1} else f"{name}s", " / ".join(map(str, sorted(found)))) for name, found in counts.items()
+    ]
 
 
 def _run_grid(runs: Sequence[Run]) -> Grid:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from metabayfl.report import choices, figures
 from metabayfl.report.figures import Picture, Sign
+from metabayfl.report.labels import labels
 from metabayfl.report.runs import Run
 from metabayfl.report.series import RECEIVED, candidate_curves, reliability
 
@@ -88,6 +89,6 @@ def _candidates(groups: Groups) -> Section:
 
 def _labels(groups: Groups) -> Section:
     first = min((run for group in groups.values() for run in group), key=lambda run: run.seed)
-    found = figures.labels(first)
+    found = labels(first)
     why = "Not recorded." if first.is_classifier else "These runs predict values: there are no classes to count."
     return Section("labels", "Who holds what", [] if found is None else [found], why)
