@@ -303,18 +303,20 @@ class TestSummary:
             client | {"client": 0, "bytes_up": 100, "bytes_down": 40, "seconds": 1.0},
             client | {"client": 1, "bytes_up": 300, "bytes_down": 40, "seconds": 3.0, "selection_seconds": 0.5},
             client | {"client": 2, "fault": "ValueError", "bytes_down": 40, "seconds": 2.0},
+            client | {"client": 4, "fault": "ValueError", "forward_passes": 90, "backward_passes": 60},
             client | {"client": 3, "fault": "missed the deadline"},
             {"event": "round", "round": 1, "train_seconds": 4.0, "eval_seconds": 1.0},
             {"event": "round", "round": 2, "train_seconds": 2.0},
         ]
         found = summarise(iter(events))
         sums = {"bytes_up": 400, "bytes_down": 120, "client_seconds": 6.0, "train_seconds": 6.0, "eval_seconds": 1.0}
-        sums |= {"selection_seconds": 0.5, "comm_seconds": 0}
+        sums |= {"selection_seconds": 0.5, "comm_seconds": 0, "forward_passes": 90, "backward_passes": 60}
         assert found["rounds"] == 2
         assert found["total"] == sums
         assert found["per_round"] == {name: value / 2 for name, value in sums.items()}
         assert found["per_client"] == {
-            "bytes_up": 200.0, "bytes_down": 40.0, "client_seconds": 2.0, "selection_seconds": 0.5, "comm_seconds": 0.0
+            "bytes_up": 200.0, "bytes_down": 40.0, "client_seconds": 2.0, "selection_seconds": 0.5, "comm_seconds": 0.0,
+            "forward_passes": 90.0, "backward_passes": 60.0,
         }  # fmt: skip
         assert set(summarise([])["total"].values()) == {0}
 

@@ -121,7 +121,8 @@ class TestClients:
     def test_a_failure_is_on_record_with_its_cost(self, tmp_path: Path) -> None:
         events = train(tmp_path / "run", Failing(epochs=1), rounds=1)
         event = next(e for e in events if e["event"] == "client" and e["client"] == 1)
-        assert event.keys() == {"event", "round", "client", "fault", "seconds", "bytes_down"}
+        cost = {"seconds", "bytes_down", "forward_passes", "backward_passes"}
+        assert event.keys() == {"event", "round", "client", "fault"} | cost
 
     @pytest.mark.parametrize("name", ["nan", "no tensor", "nothing"])
     def test_if_all_fail_there_is_an_error_and_no_model(self, tmp_path: Path, name: str) -> None:

@@ -22,6 +22,7 @@ from metabayfl.engine.plan import Job, make_job
 from metabayfl.environment import describe_data, describe_environment
 from metabayfl.methods import BayFL
 from metabayfl.methods.base import Method
+from metabayfl.methods.needs import refuse_unmet
 from metabayfl.options import InputError
 from metabayfl.rebuild import describe_model
 from metabayfl.result import Result, class_of, describe_likelihood
@@ -170,6 +171,7 @@ def check_batchnorm(job: Job) -> None:
 
 def check_job(job: Job) -> None:
     """Refuse what cannot work before anything is written."""
+    refuse_unmet(job.method.name, job.method.needs, job.offers)
     first = job.train_data(0, 0)
     try:
         job.task.verify(first.x, first.y)
@@ -182,6 +184,6 @@ def check_job(job: Job) -> None:
     wanted = job.plan.clients_per_round
     if wanted is not None and wanted > len(job.federation):
         raise InputError(f"clients_per_round = {wanted}: there are {len(job.federation)} clients")
-    invited = min(wanted or len(job.federation), len(job.federation))
+    invited = len(job.participants(0))
     if job.plan.min_updates > invited:
         raise InputError(f"min_updates = {job.plan.min_updates}: only {invited} clients are invited to a round")

@@ -15,6 +15,7 @@ Row = dict[str, Any]
 HEADLINES = {
     "G/G accuracy": "G/G acc",
     "P/L accuracy": "P/L acc",
+    "P/G accuracy": "P/G acc",
     "G/G nll": "G/G NLL",
     "G/G ece": "G/G ECE",
     "G/G rmse": "G/G RMSE",

@@ -20,7 +20,6 @@ from metabayfl.methods import create, table
 from metabayfl.methods.base import NotNegative, Positive
 from metabayfl.options import InputError, Options
 from metabayfl.probe import Probe
-from metabayfl.tensorfile import encoded_size
 from metabayfl.types import Diverged
 
 UNITS = {"kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9, "ms": 1e-3, "s": 1.0}
@@ -139,10 +138,10 @@ def make_job(name: str, experiment: Experiment) -> Job:
 def estimate_job(job: Job, model: nn.Module, device: Device, link: Link) -> MethodCost:
     """Estimate the costs of one method; the model is the one that its task was made of."""
     probe = Probe(job)
-    down = [encoded_size(probe.received(client)) for client in range(len(job.federation))]
+    down = [probe.bytes_down(client) for client in job.train_sizes]
     up, flops = probe.bytes_up(), probe.flops()
     compute = [count / (device.sustained_gflops_per_second * 1e9) for count in flops]
-    network = [link.seconds(size + up) for size in down]
+    network = [link.seconds(size + up) if job.method.exchanges else 0.0 for size in down]
     invited = [job.participants(round_) for round_ in range(job.plan.rounds)]
     run_seconds = sum(max(compute[client] + network[client] for client in clients) for clients in invited)
     memory = probe.peak_memory_bytes(model)

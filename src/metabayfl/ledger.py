@@ -12,6 +12,7 @@ def summarise_costs(events: Iterable[Event]) -> dict[str, Any]:
     log = list(events)
     clients, rounds = ([event for event in log if event["event"] == kind] for kind in ("client", "round"))
     names = {key: key for key in ("bytes_up", "bytes_down", "selection_seconds", "comm_seconds")}
+    names |= {key: key for key in ("forward_passes", "backward_passes")}
     names["client_seconds"] = "seconds"
     values = {name: [event[key] for event in clients if key in event] for name, key in names.items()}
     per_client = {name: fmean(found or [0]) for name, found in values.items()}

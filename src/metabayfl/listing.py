@@ -6,17 +6,23 @@ from rich.table import Table
 
 from metabayfl.methods import find, table
 from metabayfl.methods.base import Method
+from metabayfl.methods.needs import Need
 
 
 def method_table() -> Table:
     """One line for each method."""
-    rows = Table(title="metabayfl methods NAME lists the options of one")
-    for column in ("name", "model", "headline", "from", "what it does"):
-        rows.add_column(column)
+    caption = """up / down: numbers that a client sends and receives in a round, in multiples of the network's
+gradients: passes of a client in a round, in multiples of FedAvg's; both at the default options
+metabayfl methods NAME says what a method does and lists its options"""
+    rows = Table(caption=caption, caption_justify="left")
+    for column in ("name", "model", "headline", "up / down", "gradients", "needs", "from"):
+        rows.add_column(column, no_wrap=column == "name")
     for name, method in sorted(table().items()):
-        bayesian = "Bayesian" if is_bayesian(method) else "plain"
+        model = "Bayesian" if is_bayesian(method) else "plain"
         headline = "personal" if method.personal else "global"
-        rows.add_row(name, bayesian, headline, method.paper, (method.__doc__ or "").splitlines()[0])
+        sent = f"{method.floats_up:.3g} / {method.floats_down:.3g}"
+        needs = ", ".join(need for need in Need if need in method().needs)
+        rows.add_row(name, model, headline, sent, f"{method.passes:.3g}", needs, method.paper)
     return rows
 
 

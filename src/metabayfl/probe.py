@@ -54,16 +54,23 @@ class Probe:
         select = torch.arange(select_batches * batch if len(whole.select_x) else 0) % max(1, len(whole.select_x))
         return TrainData(whole.x[rows], whole.y[rows], whole.select_x[select], whole.select_y[select], batch)
 
+    def bytes_down(self, client: int) -> int:
+        """Size of what a client receives."""
+        return encoded_size(self.received(client)) if self.job.method.exchanges else 0
+
     def bytes_up(self) -> int:
         """Size of a real update; the digits of its metrics may make a few bytes of difference."""
+        if not self.job.method.exchanges:
+            return 0
         payload, weight, metrics = self.fit(self.job, self.data(self.small)).update
         return encoded_size(payload, {"weight": weight, "metrics": metrics})
 
     def flops(self) -> list[float]:
         """Operations of each client: a constant, a part for each training sample, a part for each sample of d_n."""
         one, longer, selecting = self.count(1, 1), self.count(2, 1), self.count(1, 2)
-        sizes = zip(self.job.train_sizes.values(), self.job.federation.select_sizes.tolist(), strict=True)
-        more = [(samples / self.batch - 1, selects / self.batch - 1) for samples, selects in sizes]
+        selects = self.job.federation.select_sizes.tolist()
+        sizes = [(samples, selects[client]) for client, samples in self.job.train_sizes.items()]
+        more = [(samples / self.batch - 1, select / self.batch - 1) for samples, select in sizes]
         return [max(0.0, one + train * (longer - one) + select * (selecting - one)) for train, select in more]
 
     def count(self, batches: int, select_batches: int) -> float:

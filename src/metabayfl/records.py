@@ -9,7 +9,10 @@ from metabayfl.types import Fit, Params
 
 
 def encode_client(client: int, fit: Fit, cost: Mapping[str, float], keep_personal: bool) -> bytes:
-    """Return what a client leaves as a record; a tensor that is sent and also kept is stored once."""
+    """Return what a client leaves as a record; a tensor that is sent and also kept is stored once.
+
+    The bytes of the update are counted unless the cost says otherwise: not everything is sent.
+    """
     payload, weight, metrics = fit.update
     tensors = {f"payload.{name}": tensor for name, tensor in payload.items()}
     same: dict[str, list[str]] = {}
@@ -18,7 +21,7 @@ def encode_client(client: int, fit: Fit, cost: Mapping[str, float], keep_persona
         tensors |= {f"{part}.{name}": tensor for name, tensor in named.items() if name not in same[part]}
     bytes_up = tensorfile.encoded_size(payload, {"weight": weight, "metrics": metrics})
     meta = {"client": client, "same": same, "weight": weight, "metrics": metrics}
-    return tensorfile.encode_checked(tensors, meta | {"cost": {**cost, "bytes_up": bytes_up}})
+    return tensorfile.encode_checked(tensors, meta | {"cost": {"bytes_up": bytes_up, **cost}})
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,9 @@ class Result:
         if client is not None:
             return self._personal(client)
         model = self.directory.read_model("model", self.task)
-        if self.task.has_private_part:
-            raise InputError("batchnorm = 'local' leaves no global model: ask for a client's own, such as client=0")
+        if self.method.global_model(model, Context(self.task, self.seed, self.rounds, self.rounds)) is None:
+            why = "batchnorm = 'local'" if self.task.has_private_part else self.method.name
+            raise InputError(f"{why} leaves no global model: ask for a client's own, such as client=0")
         return model
 
     def _personal(self, client: int) -> Params:

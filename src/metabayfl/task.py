@@ -32,7 +32,7 @@ class Task:
 
     The vector has the Bayesian parameters first, then the deterministic ones, and last those that never leave the
     client (BatchNorm under the policy `local`). `weights` is what the next pass uses; `gradient` is where a backward
-    pass leaves its result, with room behind it for the gradient of `rho`.
+    pass leaves its result, with room behind it for the gradient of `rho`. A pass is counted for each sample.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Task:
         self._place_parameters(bayesian, deterministic, batchnorm == "local")
         self._place_buffers(batchnorm == "local")
         self.module.train()
+        self.forward_passes = self.backward_passes = 0
 
     def _place_parameters(self, bayesian: Bayesian, deterministic: Sequence[str], local: bool) -> None:
         trained = [role for role in roles(self.module) if role.parameter.requires_grad]
@@ -146,11 +147,17 @@ class Task:
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean negative log-likelihood of a mini-batch at `weights`; its gradient is left in `gradient`."""
         self.gradient.zero_()
+        nll = self.loss(x, y)
+        nll.backward()  # type: ignore[no-untyped-call]
+        self.backward_passes += len(x)
+        return nll.detach()
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Mean negative log-likelihood of a mini-batch at `weights` in training mode, with its graph."""
         if not self.module.training:
             self.module.train()
-        nll = self.likelihood.nll(self.module(self.prepare(x)), y)
-        nll.backward()  # type: ignore[no-untyped-call]
-        return nll.detach()
+        self.forward_passes += len(x)
+        return self.likelihood.nll(self.module(self.prepare(x)), y)
 
     @torch.no_grad()
     def outputs(self, x: Tensor, *, dropout: bool = False) -> Tensor:
@@ -159,6 +166,7 @@ class Task:
         With `dropout` the dropout layers, and only they, go on dropping out.
         """
         self.module.eval()
+        self.forward_passes += len(x)
         for layer in self._dropout_layers() if dropout else ():
             layer.train()
         return torch.cat([self.module(self.prepare(piece)) for piece in torch.split(x, EVALUATION_BATCH)])

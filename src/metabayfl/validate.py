@@ -26,6 +26,8 @@ LOG_FIELDS = {
     "peak_memory_bytes",
     "bytes_up",
     "bytes_down",
+    "forward_passes",
+    "backward_passes",
 }
 """What an engine says about an update in its log; a metric cannot have these names."""
 META_BYTES = 1 << 17

@@ -126,6 +126,18 @@ class Federation:
         data = data if self.drift is None else self.drift.apply(data, client, round_, rounds)
         return replace(data, augment=crop_and_flip) if self.augment else data
 
+    def pooled(self) -> "Federation":
+        """Give the first client everybody's training data, all d_n at their end; test parts stay where they are."""
+        cuts = (self.train.sizes() - self.select_sizes).tolist()
+        parts = [self.train.of(number) for number in range(len(self))]
+        order = [*(slice(cut) for cut in cuts), *(slice(cut, None) for cut in cuts)]
+        pieces = [(x[rows], y[rows]) for (x, y), rows in zip(parts * 2, order, strict=True)]
+        x, y = torch.cat([x for x, _ in pieces]), torch.cat([y for _, y in pieces])
+        select_sizes = np.array([self.select_sizes.sum(), *[0] * (len(self) - 1)])
+        batch_sizes = np.full_like(self.batch_sizes, self.batch_sizes.max())
+        rows = Rows(x, y, np.array([0, *[len(x)] * len(self)]))
+        return replace(self, train=rows, select_sizes=select_sizes, batch_sizes=batch_sizes)
+
     @classmethod
     def from_arrays(
         cls,

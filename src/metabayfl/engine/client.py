@@ -32,11 +32,10 @@ class Receipt:
 
 @dataclass(frozen=True)
 class LocalScores:
-    """Metrics of the global and of the personal model on one client's test part."""
+    """Metrics of one client by view: the global and the personal model on its test part."""
 
     client: int
-    global_model: Metrics
-    personal_model: Metrics
+    views: dict[str, Metrics]
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,8 @@ class Desk:
         ctx = self.job.context(round_, client)
         checkpoint = self._load(round_)
         down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
-        cost: Metrics = {"bytes_down": tensorfile.encoded_size(down)}
+        exchanges = self.job.method.exchanges
+        cost: Metrics = {"bytes_down": tensorfile.encoded_size(down)} if exchanges else {"bytes_down": 0, "bytes_up": 0}
         started = time.perf_counter()
         try:
             record = self._train(down, state, ctx, cost)
@@ -74,12 +74,15 @@ class Desk:
 
     def _train(self, down: Params, state: Params, ctx: Context, cost: Metrics) -> bytes:
         """Let the method fit; returns the client's record, and notes the seconds among the costs."""
+        task, data = ctx.task, self.job.train_data(ctx.client or 0, ctx.round)
+        task.forward_passes = task.backward_passes = 0
         started = time.perf_counter()
         try:
             with keyed(ctx, "fit"):
-                fit = self.job.method.fit(down, state, self.job.train_data(ctx.client or 0, ctx.round), ctx)
+                fit = self.job.method.fit(down, state, data, ctx)
         finally:
             cost["seconds"] = time.perf_counter() - started
+            cost |= {"forward_passes": task.forward_passes, "backward_passes": task.backward_passes}
             cost |= {f"{what}_seconds": seconds for what, seconds in ctx.seconds.items()}
         fault = find_malformed(fit.update)
         if fault:
@@ -87,16 +90,24 @@ class Desk:
         return encode_client(ctx.client or 0, fit, cost, self.job.plan.keep_personal)
 
     def score_client(self, client: int, round_: int) -> LocalScores:
-        """Judge the global and the personal model on a client's test part after `round_` rounds."""
-        test = subset(*self.job.federation.local_test.of(client), self.job.plan.eval.local_subset)
+        """Judge the global and the personal model on a client's test part after `round_` rounds.
+
+        Where clients work alone there is no global model: then the personal one is judged on the common test set too.
+        """
+        method, test = (
+            self.job.method,
+            subset(*self.job.federation.local_test.of(client), self.job.plan.eval.local_subset),
+        )
         ctx = self.job.context(round_, client)
         checkpoint = self._load(round_)
         down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
-        received = self.job.task.join(down, state)
+        received = method.received_model(down, state, ctx)
+        views = {} if received is None else {"G/L": self._measure(received, *test, ctx)}
         personal = self._personal(checkpoint, down, state, ctx)
-        outputs = [self._predict(model, test[0], ctx) for model in (received, personal)]
-        scores = [self.job.task.likelihood.measure(predicted, test[1]) for predicted in outputs]
-        return LocalScores(client, *scores)
+        views["P/L"] = self._measure(personal, *test, ctx)
+        if received is None and not method.exchanges:
+            views["P/G"] = self._measure(personal, *self._common_test(), ctx)
+        return LocalScores(client, views)
 
     def score_global(self, round_: int) -> GlobalScores | None:
         """Judge the global model on the common test set after `round_` rounds; None if there is no such model."""
@@ -104,9 +115,8 @@ class Desk:
         model = self.job.method.global_model(self._load(round_).server, ctx)
         if model is None:
             return None
-        federation, likelihood = self.job.federation, self.job.task.likelihood
-        x, y = subset(federation.test_x, federation.test_y, self.job.plan.eval.subset)
-        outputs = self._predict(model, x, ctx)
+        x, y = self._common_test()
+        outputs, likelihood = self._predict(model, x, ctx), self.job.task.likelihood
         return GlobalScores(likelihood.measure(outputs, y), likelihood.reliability(outputs, y))
 
     def export_personal(self, client: int, round_: int) -> None:
@@ -146,6 +156,13 @@ class Desk:
         kept = None if latest is None else self.directory.read_client(latest).personal
         with keyed(ctx, "personalise"):
             return self.job.method.personalise(down, state, kept, self.job.train_data(client, ctx.round), ctx)
+
+    def _common_test(self) -> tuple[torch.Tensor, torch.Tensor]:
+        federation = self.job.federation
+        return subset(federation.test_x, federation.test_y, self.job.plan.eval.subset)
+
+    def _measure(self, model: Params, x: torch.Tensor, y: torch.Tensor, ctx: Context) -> Metrics:
+        return self.job.task.likelihood.measure(self._predict(model, x, ctx), y)
 
     def _predict(self, model: Params, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         """Outputs of a model; what is not finite cannot be judged."""

@@ -160,7 +160,7 @@ class Loop:
         sizes = self.job.federation.local_test.sizes().tolist()
         values: dict[tuple[str, str], array[float]] = {}
         for scores in self._call("score_client", np.flatnonzero(sizes).tolist(), round_):
-            for view, metrics in (("G/L", scores.global_model), ("P/L", scores.personal_model)):
+            for view, metrics in scores.views.items():
                 for name, value in metrics.items():
                     values.setdefault((view, name), array("d", bytes(8 * len(sizes))))[scores.client] = value
         views: Views = {}

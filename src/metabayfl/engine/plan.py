@@ -11,6 +11,7 @@ from torch import nn
 from metabayfl.config import Plan
 from metabayfl.data.federation import Federation
 from metabayfl.methods.base import Method, make_task
+from metabayfl.methods.needs import Need
 from metabayfl.randomness import numpy_generator
 from metabayfl.task import Task
 from metabayfl.types import Context, TrainData
@@ -37,6 +38,12 @@ class Job:
         wish = self.plan.select.held_out
         return self.method.holds_out if wish is None else wish
 
+    @property
+    def offers(self) -> frozenset[Need]:
+        """What a method gets here beyond a model and training data."""
+        absent = {Need.UNLABELLED} if self.federation.unlabelled is None else set()
+        return frozenset(Need) - absent
+
     def context(self, round_: int, client: int | None = None) -> Context:
         """Return the context of a hook in a round counted from 0."""
         return Context(
@@ -51,10 +58,11 @@ class Job:
 
     @property
     def train_sizes(self) -> dict[int, int]:
-        """Training samples of each client."""
-        cached = self.__dict__.get("_train_sizes")
+        """Training samples of each client that can be invited: all of them, or the one that has everybody's."""
+        cached: dict[int, int] | None = self.__dict__.get("_train_sizes")
         if cached is None:
-            cached = self.__dict__["_train_sizes"] = self.federation.train_sizes(self.held_out)
+            sizes = self.federation.train_sizes(self.held_out)
+            cached = self.__dict__["_train_sizes"] = {0: sizes[0]} if self.method.pools else sizes
         return cached
 
     def train_data(self, client: int, round_: int) -> TrainData:
@@ -67,7 +75,7 @@ class Job:
 
     def participants(self, round_: int) -> list[int]:
         """Clients invited to a round (counted from 0), in the order of their ids."""
-        everybody = len(self.federation)
+        everybody = len(self.train_sizes)
         wanted = self.plan.clients_per_round
         if wanted is None or wanted >= everybody:
             return list(range(everybody))
@@ -75,9 +83,9 @@ class Job:
         return sorted(chosen.tolist())
 
     def is_late(self, client: int, round_: int) -> bool:
-        """Whether a client's simulated time exceeds the deadline; nothing real is timed."""
+        """Whether a client's simulated time exceeds the deadline; nothing real is timed, pooled data have no device."""
         deadline = self.plan.deadline
-        if deadline.seconds is None:
+        if deadline.seconds is None or self.method.pools:
             return False
         slowness = math.exp(deadline.spread * numpy_generator(self.plan.seed, client, "speed").standard_normal())
         jitter = math.exp(0.1 * numpy_generator(self.plan.seed, client, round_, "speed").standard_normal())
@@ -93,6 +101,7 @@ def _arrive(method: Method, content: bytes, federation: Federation, plan: Plan) 
 
 def make_job(method: Method, model: nn.Module, federation: Federation, plan: Plan) -> Job:
     """Lay a model out for a method and join everything; `x.view(n, -1)` after a convolution rules channels-last out."""
+    federation = federation.pooled() if method.pools else federation
     task = make_task(method, model, federation.likelihood, scaling=federation.scaling)
     if task.channels_last and not task.runs_on(federation.train.x[:2]):
         task = make_task(method, model, federation.likelihood, channels_last=False, scaling=federation.scaling)

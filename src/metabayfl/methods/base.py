@@ -1,6 +1,6 @@
 """The hooks of a method. Their defaults are FedAvg; a method overrides the one or two that differ."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from metabayfl import aggregate
 from metabayfl.likelihood import Likelihood
+from metabayfl.methods.needs import Need
 from metabayfl.optim import Objective, Optimiser, OptimiserName, PointLoss, Rate, descend, make_optimiser, rate_at
 from metabayfl.options import Options
 from metabayfl.task import BatchNormPolicy, Bayesian, Scaling, Task
@@ -28,6 +29,16 @@ class Method(Options):
     """Whether the client's own model is the method's headline."""
     selects: ClassVar[bool] = False
     """Whether fitting needs d_n."""
+    exchanges: ClassVar[bool] = True
+    """Whether a round is an exchange of messages; without one there are no bytes to count."""
+    pools: ClassVar[bool] = False
+    """Whether all training data are put into one place first; tests remain with the clients."""
+    floats_up: ClassVar[float] = 1.0
+    """Numbers that a client sends in a round, as a multiple of the network's, at the default options."""
+    floats_down: ClassVar[float] = 1.0
+    """Numbers that a client receives."""
+    passes: ClassVar[float] = 1.0
+    """Gradients that a client computes in a round, as a multiple of FedAvg's, at the default options."""
 
     rate: Rate = 1e-3
     """Learning rate: a number, or a schedule over rounds k of K: 'a/sqrt(K)', 'a/k', 'a/sqrt(k)'."""
@@ -63,6 +74,11 @@ class Method(Options):
     def deterministic_names(self) -> Sequence[str]:
         """Patterns of parameters that stay deterministic."""
         return ()
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What it cannot do without, beyond a model and training data."""
+        return frozenset()
 
     def init_server(self, ctx: Context) -> Params:
         """Return the state of the server before the first round."""
@@ -104,8 +120,12 @@ class Method(Options):
     def descend(self, objective: Objective, data: TrainData, ctx: Context) -> dict[str, float]:
         """Run the local epochs on an objective; the NLL reported is the mean of the last epoch."""
         rate = rate_at(self.rate, ctx.round, ctx.rounds)
-        trace = descend(objective, self.make_optimiser(objective), data.batches(self.epochs, ctx.rng("batches")), rate)
+        trace = descend(objective, self.make_optimiser(objective), self.batches(data, ctx), rate)
         return {"nll": trace.last(data.steps_per_epoch()), "rate": rate, "steps": len(trace.nll)}
+
+    def batches(self, data: TrainData, ctx: Context) -> Iterable[tuple[Tensor, Tensor]]:
+        """Return the mini-batches of a round, one for each step."""
+        return data.batches(self.epochs, ctx.rng("batches"))
 
     def make_optimiser(self, objective: Objective) -> Optimiser:
         """Return a fresh optimiser of an objective."""
@@ -123,6 +143,10 @@ class Method(Options):
         """Return the model to judge on everybody's data; None where the method has none."""
         return None if ctx.task.has_private_part else model_of(server)
 
+    def received_model(self, down: Params, state: Params, ctx: Context) -> Params | None:
+        """Return the global model as a client has it; None where the method has none."""
+        return ctx.task.join(down, state)
+
     def personalise(
         self, down: Params, state: Params, personal: Params | None, data: TrainData, ctx: Context
     ) -> Params:
@@ -138,6 +162,17 @@ class Method(Options):
 def model_of(state: Params) -> Params:
     """Return the model in a state that may hold more."""
     return {name: state[name] for name in ("mu", "rho", "buffers") if name in state}
+
+
+def put(model: Params, name: str) -> Params:
+    """Return a model under names of its own, so that a state can hold several."""
+    return {f"{name}.{part}": tensor for part, tensor in model.items()}
+
+
+def get(state: Params, name: str) -> Params:
+    """Undo `put`; empty if there is no such model."""
+    start = f"{name}."
+    return {key.removeprefix(start): tensor for key, tensor in state.items() if key.startswith(start)}
 
 
 def make_task(

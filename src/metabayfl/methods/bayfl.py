@@ -20,6 +20,8 @@ class BayFL(Method):
 
     name: ClassVar[str] = "bayfl"
     paper: ClassVar[str] = "Meta-BayFL's paper (its baseline with a fixed rate)"
+    floats_up: ClassVar[float] = 2.0
+    floats_down: ClassVar[float] = 2.0
 
     bayesian: Literal["all", "dense", "last"] = "all"
     """Layers with a posterior: all that can have one, the dense ones, or the last."""

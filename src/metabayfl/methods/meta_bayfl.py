@@ -41,6 +41,7 @@ class RateSelection(Method):
     """A method whose clients choose their rate, each round anew, by the loss on d_n."""
 
     selects: ClassVar[bool] = True
+    passes: ClassVar[float] = 1.04
 
     rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1e-4, 1e-3, 1e-2)
     """Candidates, written like `rate`, which is not used."""
