@@ -8,57 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from metabayfl.gaussian import sigma_of
-from metabayfl.likelihood import Categorical, Gaussian
+from metabayfl.likelihood import Categorical
 from metabayfl.methods import BayFL, FedAvg
 from metabayfl.methods.base import Method
 from metabayfl.task import Task
 from metabayfl.types import Context, Params, TrainData
+from quadratics import EYE, NOISE, fixed_point, least_squares, line, regression, run
 from strangers import Cnn, FrozenBackbone, NormedMlp, Recurrent, Vit, meet
 
-NOISE = 0.8
 PRIOR = 0.6
 COPIES = 200
-EYE = torch.eye(3, dtype=torch.float64)
-
-
-def line(targets: int, noise_std: float, **options: str) -> Task:
-    """Linear regression without a bias, in float64, from zero."""
-    module = nn.Linear(3, targets, bias=False).double()
-    nn.init.zeros_(module.weight)
-    return Task(module, Gaussian(noise_std), **options)  # type: ignore[arg-type]
-
-
-def regression(seed: int, samples: int, batch_size: int) -> TrainData:
-    """Correlated inputs, so that the mean-field sigmas are not the exact marginals; each seed has its own weights."""
-    rng = torch.Generator().manual_seed(seed)
-    x = torch.randn(samples, 3, generator=rng, dtype=torch.float64)
-    x[:, 1] += 0.7 * x[:, 0]
-    weights = torch.tensor([[1.0 + seed], [-0.5], [0.3 - seed]], dtype=torch.float64)
-    y = x @ weights + NOISE * torch.randn(samples, 1, generator=rng, dtype=torch.float64)
-    return TrainData(x, y, x[:0], y[:0], batch_size)
-
-
-def run(
-    method: Method,
-    task: Task,
-    clients: Sequence[TrainData],
-    rounds: int,
-    *,
-    seed: int = 0,
-    visits: Callable[[int], Sequence[int]] = range,
-    **start: Tensor,
-) -> Params:
-    """What an engine does, without the engine; `visits` orders the clients, `start` replaces parts of the server."""
-    sizes = {number: len(data) for number, data in enumerate(clients)}
-    server = method.init_server(Context(task, seed)) | start
-    for round_ in range(rounds):
-        ctx = Context(task, seed, round_, rounds, clients=sizes)
-        fits = {}
-        for number in visits(len(clients)):
-            here = replace(ctx, client=number)
-            fits[number] = method.fit(method.broadcast(server, here), {}, clients[number], here).update
-        server = method.aggregate(server, [fits[number] for number in sorted(fits)], ctx)
-    return server
 
 
 class TestConjugateRegression:
@@ -144,29 +103,20 @@ class TestQuadratics:
         shares = [0.25, 0.75] if weighting == "samples" else [0.5, 0.5]
         method = FedAvg(rate=self.RATE, epochs=steps, optimiser="sgd", momentum=0.0, weighting=weighting)
         found = run(method, line(1, 1.0), clients, rounds=300 // steps)["mu"]
-        torch.testing.assert_close(found, self.fixed_point(clients, shares, steps), rtol=0.0, atol=1e-8)
+        expected = fixed_point(clients, shares, lambda a: EYE - torch.linalg.matrix_power(EYE - self.RATE * a, steps))
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-8)
 
-        pooled = self.fixed_point(clients, shares, 1)
+        pooled = fixed_point(clients, shares, lambda a: a)
         if weighting == "samples":
             x, y = torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
             torch.testing.assert_close(pooled, torch.linalg.lstsq(x, y).solution.flatten(), rtol=0.0, atol=1e-12)
         assert ((found - pooled).abs().max() > 0.01) == (steps > 1)  # clients that take several steps drift
 
-    def fixed_point(self, clients: Sequence[TrainData], shares: Sequence[float], steps: int) -> Tensor:
-        """Solve sum_n a_n (1 - (1 - eta A_n)^E) (w - w_n) = 0."""
-        matrix, vector = torch.zeros_like(EYE), torch.zeros(3, dtype=torch.float64)
-        for data, share in zip(clients, shares, strict=True):
-            curvature = data.x.T @ data.x / len(data)
-            pull = share * (EYE - torch.linalg.matrix_power(EYE - self.RATE * curvature, steps))
-            matrix += pull
-            vector += pull @ torch.linalg.lstsq(data.x, data.y).solution.flatten()
-        return torch.linalg.solve(matrix, vector)
-
     def test_one_client_is_least_squares(self) -> None:
         data = regression(2, 12, 12)
         method = FedAvg(rate=0.1, epochs=20, optimiser="sgd", momentum=0.5)
         found = run(method, line(1, 1.0), [data], rounds=40)["mu"]
-        torch.testing.assert_close(found, torch.linalg.lstsq(data.x, data.y).solution.flatten(), rtol=0.0, atol=1e-8)
+        torch.testing.assert_close(found, least_squares(data), rtol=0.0, atol=1e-8)
 
 
 def three_clients(kind: type[nn.Module]) -> list[TrainData]:

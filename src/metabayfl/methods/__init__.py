@@ -7,15 +7,36 @@ from typing import Any
 from metabayfl.methods.base import Method
 from metabayfl.methods.bayfl import BayFL
 from metabayfl.methods.fedavg import FedAvg
+from metabayfl.methods.fedprox import FedProx
 from metabayfl.methods.meta_bayfl import MetaBayFL
 from metabayfl.methods.meta_bayfl_dropout import MetaBayFLDropout
 from metabayfl.methods.meta_fl import MetaFL
 from metabayfl.options import InputError
 
-__all__ = ["METHODS", "BayFL", "FedAvg", "MetaBayFL", "MetaBayFLDropout", "MetaFL", "Method", "create", "find", "table"]
+__all__ = [
+    "METHODS",
+    "BayFL",
+    "FedAvg",
+    "FedProx",
+    "MetaBayFL",
+    "MetaBayFLDropout",
+    "MetaFL",
+    "Method",
+    "create",
+    "find",
+    "table",
+]
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (FedAvg, BayFL, MetaFL, MetaBayFL, MetaBayFLDropout)
+    method.name: method
+    for method in (
+        BayFL,
+        FedAvg,
+        FedProx,
+        MetaBayFL,
+        MetaBayFLDropout,
+        MetaFL,
+    )
 }
 
 
