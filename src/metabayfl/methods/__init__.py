@@ -6,8 +6,11 @@ from typing import Any
 
 from metabayfl.methods.base import Method
 from metabayfl.methods.bayfl import BayFL
+from metabayfl.methods.central import Central
 from metabayfl.methods.fedavg import FedAvg
 from metabayfl.methods.fedprox import FedProx
+from metabayfl.methods.local import Local
+from metabayfl.methods.local_bnn import LocalBNN
 from metabayfl.methods.meta_bayfl import MetaBayFL
 from metabayfl.methods.meta_bayfl_dropout import MetaBayFLDropout
 from metabayfl.methods.meta_fl import MetaFL
@@ -16,8 +19,11 @@ from metabayfl.options import InputError
 __all__ = [
     "METHODS",
     "BayFL",
+    "Central",
     "FedAvg",
     "FedProx",
+    "Local",
+    "LocalBNN",
     "MetaBayFL",
     "MetaBayFLDropout",
     "MetaFL",
@@ -31,8 +37,11 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         BayFL,
+        Central,
         FedAvg,
         FedProx,
+        Local,
+        LocalBNN,
         MetaBayFL,
         MetaBayFLDropout,
         MetaFL,
