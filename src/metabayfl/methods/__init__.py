@@ -7,6 +7,7 @@ from typing import Any
 from metabayfl.methods.base import Method
 from metabayfl.methods.bayfl import BayFL
 from metabayfl.methods.central import Central
+from metabayfl.methods.ditto import Ditto
 from metabayfl.methods.fedavg import FedAvg
 from metabayfl.methods.fedprox import FedProx
 from metabayfl.methods.local import Local
@@ -20,6 +21,7 @@ __all__ = [
     "METHODS",
     "BayFL",
     "Central",
+    "Ditto",
     "FedAvg",
     "FedProx",
     "Local",
@@ -38,6 +40,7 @@ METHODS: dict[str, type[Method]] = {
     for method in (
         BayFL,
         Central,
+        Ditto,
         FedAvg,
         FedProx,
         Local,
