@@ -15,6 +15,7 @@ from metabayfl.methods.local_bnn import LocalBNN
 from metabayfl.methods.meta_bayfl import MetaBayFL
 from metabayfl.methods.meta_bayfl_dropout import MetaBayFLDropout
 from metabayfl.methods.meta_fl import MetaFL
+from metabayfl.methods.pfedme import PFedMe
 from metabayfl.options import InputError
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "MetaBayFLDropout",
     "MetaFL",
     "Method",
+    "PFedMe",
     "create",
     "find",
     "table",
@@ -48,6 +50,7 @@ METHODS: dict[str, type[Method]] = {
         MetaBayFL,
         MetaBayFLDropout,
         MetaFL,
+        PFedMe,
     )
 }
 
