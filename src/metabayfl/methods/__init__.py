@@ -15,6 +15,7 @@ from metabayfl.methods.local_bnn import LocalBNN
 from metabayfl.methods.meta_bayfl import MetaBayFL
 from metabayfl.methods.meta_bayfl_dropout import MetaBayFLDropout
 from metabayfl.methods.meta_fl import MetaFL
+from metabayfl.methods.per_fedavg import PerFedAvg
 from metabayfl.methods.pfedme import PFedMe
 from metabayfl.options import InputError
 
@@ -32,6 +33,7 @@ __all__ = [
     "MetaFL",
     "Method",
     "PFedMe",
+    "PerFedAvg",
     "create",
     "find",
     "table",
@@ -50,6 +52,7 @@ METHODS: dict[str, type[Method]] = {
         MetaBayFL,
         MetaBayFLDropout,
         MetaFL,
+        PerFedAvg,
         PFedMe,
     )
 }
