@@ -33,11 +33,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BayFL": "methods",
-    "FedAvg": "methods",
-    "MetaBayFL": "methods",
-    "MetaBayFLDropout": "methods",
-    "MetaFL": "methods",
     "Federation": "data.federation",
     "Method": "methods.base",
     "Result": "result",
@@ -48,9 +43,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: help and version need no torch."""
+    """Import on first use: help and version need no torch. Every method of the name table is there by its class."""
     if name == "models":
         return import_module("metabayfl.models")
-    if name not in _HOMES:
+    home = import_module(f"metabayfl.{_HOMES.get(name, 'methods')}") if name in _HOMES or name[0].isupper() else None
+    if not hasattr(home, name):
         raise AttributeError(f"module 'metabayfl' has no attribute {name!r}")
-    return getattr(import_module(f"metabayfl.{_HOMES[name]}"), name)
+    return getattr(home, name)

@@ -12,6 +12,7 @@ from metabayfl.engine.client import Desk, Receipt, keyed
 from metabayfl.engine.plan import Job
 from metabayfl.engine.process import keep_heap, one_thread, peak_memory_bytes
 from metabayfl.engine.workers import InProcess, Pool, make_workers
+from metabayfl.methods.base import model_of
 from metabayfl.metrics import summarise
 from metabayfl.options import InputError
 from metabayfl.store import Checkpoint, Event, RunDirectory, SpooledUpdate
@@ -181,7 +182,7 @@ class Loop:
             self.observe(event)
         self.directory.forget_clients(checkpoint)
         self.directory.tidy()
-        shared = checkpoint.server if model is None else model
+        shared = model_of(checkpoint.server) if model is None else model
         self.directory.write_model("model", shared, self.job.task)
 
     def _deaths(self, round_: int) -> list[Event]:

@@ -9,6 +9,7 @@ from metabayfl.methods.bayfl import BayFL
 from metabayfl.methods.central import Central
 from metabayfl.methods.ditto import Ditto
 from metabayfl.methods.fedavg import FedAvg
+from metabayfl.methods.fedavgm import FedAvgM
 from metabayfl.methods.fedprox import FedProx
 from metabayfl.methods.local import Local
 from metabayfl.methods.local_bnn import LocalBNN
@@ -25,6 +26,7 @@ __all__ = [
     "Central",
     "Ditto",
     "FedAvg",
+    "FedAvgM",
     "FedProx",
     "Local",
     "LocalBNN",
@@ -46,6 +48,7 @@ METHODS: dict[str, type[Method]] = {
         Central,
         Ditto,
         FedAvg,
+        FedAvgM,
         FedProx,
         Local,
         LocalBNN,
