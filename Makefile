@@ -28,6 +28,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/selection.py
 	$(BIN)/python benchmarks/batches.py
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/methods.py
 
 docs: $(READY)
 	$(BIN)/pip install -q -c constraints.txt $(PIP_ARGS) -e '.[docs]'
