@@ -29,3 +29,10 @@ def mean(updates: Sequence[Received]) -> Params:
     sums = weighted_sums(updates, lambda payload, _: payload)
     types = {name: tensor.dtype for name, tensor in updates[0].payload.items()}
     return {name: total.to(types[name]) for name, total in sums.items()}
+
+
+def mix(server: Params, mean: Params, share: float) -> Params:
+    """Go a share of the way from the server's mu and rho to the mean; the rest, such as buffers, is the mean's."""
+    if share == 1.0:
+        return mean
+    return mean | {name: server[name].lerp(mean[name], share) for name in ("mu", "rho") if name in mean}

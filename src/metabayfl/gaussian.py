@@ -78,7 +78,7 @@ class Elbo:
         noise: torch.Generator,
         rho_rate: float = 1.0,
     ) -> None:
-        self.task, self.prior, self.kl_scale, self.noise = task, prior, kl_scale, noise
+        self.task, self.kl_scale, self.noise = task, kl_scale, noise
         self.mu, self.rho = posterior["mu"].clone(), posterior["rho"].clone()
         self.groups: Sequence[Group] = [
             Group(self.mu, task.gradient[: task.size]),
@@ -86,6 +86,11 @@ class Elbo:
         ]
         task.load_buffers(posterior)
         self._eps, self._exp, self._sigma, self._scratch = (torch.empty_like(self.rho) for _ in range(4))
+        self.set_prior(prior)
+
+    def set_prior(self, prior: Prior) -> None:
+        """Go on with another prior."""
+        self.prior = prior
         self._weight = 1.0 / torch.as_tensor(prior.sigma, dtype=self.rho.dtype) ** 2
 
     def __call__(self, x: Tensor, y: Tensor) -> float:

@@ -17,6 +17,7 @@ from metabayfl.methods.meta_bayfl import MetaBayFL
 from metabayfl.methods.meta_bayfl_dropout import MetaBayFLDropout
 from metabayfl.methods.meta_fl import MetaFL
 from metabayfl.methods.per_fedavg import PerFedAvg
+from metabayfl.methods.pfedbayes import PFedBayes
 from metabayfl.methods.pfedme import PFedMe
 from metabayfl.options import InputError
 
@@ -34,6 +35,7 @@ __all__ = [
     "MetaBayFLDropout",
     "MetaFL",
     "Method",
+    "PFedBayes",
     "PFedMe",
     "PerFedAvg",
     "create",
@@ -56,6 +58,7 @@ METHODS: dict[str, type[Method]] = {
         MetaBayFLDropout,
         MetaFL,
         PerFedAvg,
+        PFedBayes,
         PFedMe,
     )
 }

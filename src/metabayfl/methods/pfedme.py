@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from metabayfl import aggregate
 from metabayfl.methods.base import Count, Method, Positive
-from metabayfl.optim import OptimiserName, Rate, descend, make_optimiser, rate_at
+from metabayfl.optim import OptimiserName, Rate, descend, rate_at
 from metabayfl.proximal import Proximal
 from metabayfl.types import Context, Fit, Params, Received, TrainData
 
@@ -50,7 +50,7 @@ class PFedMe(Method):
         start = ctx.task.join(down, state)
         rate = rate_at(self.rate, ctx.round, ctx.rounds)
         theta = Proximal(ctx.task, start, start["mu"], self.prox)
-        optimiser = make_optimiser(self.optimiser, theta.groups, self.weight_decay, self.momentum)
+        optimiser = self.make_optimiser(theta)
         losses = []
         for batch in self.batches(data, ctx):
             losses.append(descend(theta, optimiser, [batch] * self.inner_steps, self.inner_rate).nll[-1])
@@ -64,7 +64,4 @@ class PFedMe(Method):
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """w_g <- (1 - server_mix) w_g + server_mix times the mean."""
-        mean = aggregate.mean(updates)
-        if self.server_mix == 1.0:
-            return mean
-        return mean | {"mu": server["mu"].lerp(mean["mu"], self.server_mix)}
+        return aggregate.mix(server, aggregate.mean(updates), self.server_mix)
