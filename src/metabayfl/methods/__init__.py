@@ -10,6 +10,7 @@ from metabayfl.methods.central import Central
 from metabayfl.methods.ditto import Ditto
 from metabayfl.methods.fedavg import FedAvg
 from metabayfl.methods.fedavgm import FedAvgM
+from metabayfl.methods.fedbe import FedBE
 from metabayfl.methods.fedprox import FedProx
 from metabayfl.methods.local import Local
 from metabayfl.methods.local_bnn import LocalBNN
@@ -28,6 +29,7 @@ __all__ = [
     "Ditto",
     "FedAvg",
     "FedAvgM",
+    "FedBE",
     "FedProx",
     "Local",
     "LocalBNN",
@@ -51,6 +53,7 @@ METHODS: dict[str, type[Method]] = {
         Ditto,
         FedAvg,
         FedAvgM,
+        FedBE,
         FedProx,
         Local,
         LocalBNN,
