@@ -20,10 +20,12 @@ from metabayfl.methods.meta_fl import MetaFL
 from metabayfl.methods.per_fedavg import PerFedAvg
 from metabayfl.methods.pfedbayes import PFedBayes
 from metabayfl.methods.pfedme import PFedMe
+from metabayfl.methods.pvi import PVI
 from metabayfl.options import InputError
 
 __all__ = [
     "METHODS",
+    "PVI",
     "BayFL",
     "Central",
     "Ditto",
@@ -63,6 +65,7 @@ METHODS: dict[str, type[Method]] = {
         PerFedAvg,
         PFedBayes,
         PFedMe,
+        PVI,
     )
 }
 

@@ -114,7 +114,7 @@ class FedBE(FedAvg):
 
 
 def sample_update(before: Tensor, weights: Tensor, noise: Tensor, task: Task) -> Tensor:
-    """Draw before + (m + sqrt(v) noise) · r for each tensor: m, v of the normalised updates, r the mean of their norms."""
+    """Draw before + (m + sqrt(v) noise) · r for each tensor: m, v of the normalised updates, r their mean norm."""
     drawn = before.clone()
     for slot in task.layout.slots:
         place = slice(slot.start, slot.stop)

@@ -27,7 +27,7 @@ class PerFedAvg(FedAvg):
 
     variant: Variant = "first-order"
     """How the Hessian enters: left out, by a difference of gradients, or exactly by differentiating twice."""
-    adapt_rate: NotNegative = 0.01
+    adapt_rate: NotNegative = 0.1
     """Learning rate of the adaptation, plain gradient steps; 0 is FedAvg."""
     adapt_steps: Count = 1
     """Mini-batches of its training data that a client adapts on before it uses the model."""

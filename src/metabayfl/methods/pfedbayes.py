@@ -28,7 +28,7 @@ class PFedBayes(BayFL):
     """Prior: the client's copy of the global posterior."""
     kl: Literal["client"] = "client"
     """Divide the KL by the client's training samples."""
-    kl_weight: NotNegative = 1.0
+    kl_weight: NotNegative = 0.1
     """Weight of the KL between personal and global posterior (zeta)."""
     rule: gaussian.Rule = "rho"
     """How the server averages spreads: rho, sigma, var, mixture, sum or product."""

@@ -24,9 +24,9 @@ class PFedMe(Method):
     """Strength of the pull between theta and w."""
     inner_steps: Count = 5
     """Steps of theta on each mini-batch, before one step of w."""
-    inner_rate: Positive = 0.02
+    inner_rate: Positive = 0.05
     """Learning rate of theta."""
-    rate: Rate = 0.005
+    rate: Rate = 0.03
     """Learning rate of w, written like that of other methods; times prox it must stay below 1."""
     server_mix: Annotated[float, Field(gt=0, le=2)] = 1.0
     """How far the server goes from the old model towards the mean of the new ones."""
