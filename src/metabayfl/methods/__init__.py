@@ -11,6 +11,7 @@ from metabayfl.methods.ditto import Ditto
 from metabayfl.methods.fedavg import FedAvg
 from metabayfl.methods.fedavgm import FedAvgM
 from metabayfl.methods.fedbe import FedBE
+from metabayfl.methods.fedfomo import FedFomo
 from metabayfl.methods.fedprox import FedProx
 from metabayfl.methods.local import Local
 from metabayfl.methods.local_bnn import LocalBNN
@@ -32,6 +33,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedBE",
+    "FedFomo",
     "FedProx",
     "Local",
     "LocalBNN",
@@ -56,6 +58,7 @@ METHODS: dict[str, type[Method]] = {
         FedAvg,
         FedAvgM,
         FedBE,
+        FedFomo,
         FedProx,
         Local,
         LocalBNN,

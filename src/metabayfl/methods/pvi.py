@@ -86,7 +86,7 @@ class PVI(BayFL):
         return Fit(Update(change | rest, weight, metrics | {"rejected": rejected}), private | factor, own)
 
     def cavity(self, received: Params, state: Params, ctx: Context) -> tuple[Params, float]:
-        """Divide the client's factor out of the posterior; where that leaves no Gaussian, take the prior, and count it."""
+        """Divide the client's factor out of the posterior; where that leaves no Gaussian, take the prior; count it."""
         whole, prior = natural(received), natural(self.init_model(ctx))
         rest = {name: whole[name] - state[name] for name in whole}
         good = rest["precision"] > SMALLEST_SHARE * prior["precision"]
