@@ -12,6 +12,7 @@ from metabayfl.methods.fedavg import FedAvg
 from metabayfl.methods.fedavgm import FedAvgM
 from metabayfl.methods.fedbe import FedBE
 from metabayfl.methods.fedfomo import FedFomo
+from metabayfl.methods.fedmask import FedMask
 from metabayfl.methods.fedprox import FedProx
 from metabayfl.methods.local import Local
 from metabayfl.methods.local_bnn import LocalBNN
@@ -34,6 +35,7 @@ __all__ = [
     "FedAvgM",
     "FedBE",
     "FedFomo",
+    "FedMask",
     "FedProx",
     "Local",
     "LocalBNN",
@@ -59,6 +61,7 @@ METHODS: dict[str, type[Method]] = {
         FedAvgM,
         FedBE,
         FedFomo,
+        FedMask,
         FedProx,
         Local,
         LocalBNN,
