@@ -168,7 +168,7 @@ class TestRun:
 
 WRONG: list[tuple[list[str], list[str]]] = [
     (["run", "no.toml"], ["cannot read config no.toml"]),
-    (run("--set=method.name=fedagv"), ["unknown method 'fedagv'", "bayfl, fedavg"]),
+    (run("--set=method.name=fedagv"), ["unknown method 'fedagv'", "bayfl, central"]),
     (run("--set=method.rate=-1"), ["method.rate = -1", "positive number"]),
     (run("--set=method.kl_wieght=1"), ["method.kl_wieght = 1: unknown key", "kl_weight"]),
     (run("--set=round=1"), ["round = 1: unknown key", "rounds, seed"]),
@@ -185,7 +185,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (run("--set=clients_per_round=3"), ["clients_per_round = 3", "2 clients"]),
     (["resume", "nowhere"], ["nowhere is not a run directory"]),
     (["resume", "nowhere", "--workers=0"], ["--workers '0'"]),
-    (["methods", "nonsense"], ["unknown method 'nonsense'", "bayfl, fedavg"]),
+    (["methods", "nonsense"], ["unknown method 'nonsense'", "bayfl, central"]),
     (["check", "nonsense"], ["'nonsense'", "mlp", "module:callable"]),
     (["check", "nowhere_at_all:Net"], ["nowhere_at_all", "cannot be imported"]),
 ]

@@ -107,7 +107,7 @@ class TestMethods:
 
     def test_wrong_options(self) -> None:
         refused(lambda: create({"name": "fedavg", "kl_weight": 1}), "method.kl_weight = 1: unknown key", "rate, epochs")
-        refused(lambda: create({"name": "fedagv"}), "unknown method 'fedagv'", "bayfl, fedavg")
+        refused(lambda: create({"name": "fedagv"}), "unknown method 'fedagv'", "bayfl, central")
         refused(lambda: BayFL(rate=-1), "rate = -1", "positive number", "'a/sqrt(K)'")
         refused(lambda: BayFL(rate=[1]), "rate = [1]: ", "valid number, or ", "valid string")
         refused(lambda: BayFL(deterministic="a.*"), "deterministic = 'a.*': a list is accepted")

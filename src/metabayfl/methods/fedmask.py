@@ -17,7 +17,7 @@ from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
 
 LEVELS = 255
 """Steps in which the mean of the masks is sent back, one byte for each weight."""
-SUREST = 0.9
+SUREST = 0.7
 """A mean mask is kept between 1 - SUREST and SUREST before it becomes scores, so that these can change again."""
 
 
@@ -30,10 +30,10 @@ class FedMask(Method):
     floats_up: ClassVar[float] = 1 / 32
     floats_down: ClassVar[float] = 1 / 4
 
-    rate: Rate = 0.05
+    rate: Rate = 0.1
     """Learning rate of scores, and of biases and normalisation, which stay with the client."""
     frozen: Literal["signed", "given"] = "signed"
-    """Frozen weights: the signs of the given ones times their root mean square in each tensor, or as given."""
+    """Frozen weights: the signs of the given ones times sqrt(2 / inputs of a unit), or as given."""
     keep: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Share of the units of each layer but the last that a client keeps, chosen once after its first epochs."""
     batchnorm: Literal["local"] = "local"
@@ -45,8 +45,9 @@ class FedMask(Method):
         return frozenset({Need.STATE})
 
     def init_server(self, ctx: Context) -> Params:
-        """Return the common start, and the mean of the masks, of which nothing is known."""
-        mean = torch.full((len(Masking(ctx.task, self.frozen).places),), LEVELS // 2 + 1, dtype=torch.uint8)
+        """Return the common start and a random mean of the masks: scores all at the edge would flip all at once."""
+        count = len(Masking(ctx.task, self.frozen).places)
+        mean = torch.randint(LEVELS + 1, (count,), generator=ctx.rng("mask"), dtype=torch.uint8)
         return super().init_server(ctx) | {"mean": mean}
 
     def broadcast(self, server: Params, ctx: Context) -> Params:
@@ -114,7 +115,9 @@ class Masking:
         self.places = torch.cat([torch.arange(slot.start, slot.stop) for slot in slots])
         self.first_units = torch.arange(sum(self.rows))
         values = [initial[slot.start : slot.stop] for slot in slots]
-        signed = [value.sign() * value.square().mean().sqrt() for value in values]
+        signed = [
+            value.sign() * (2 * slot.shape[0] / len(value)) ** 0.5 for slot, value in zip(slots, values, strict=True)
+        ]
         self.weights = torch.cat(signed if frozen == "signed" else values)
         others = torch.ones(task.size, dtype=torch.bool)
         others[self.places] = False
