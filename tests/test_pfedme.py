@@ -70,6 +70,7 @@ def test_the_server_mixes() -> None:
     [
         ({"rate": 0.1, "prox": 10.0}, "rate * prox = 1: below 1 is accepted"),
         ({"rate": "0.2/k", "prox": 10.0}, "rate * prox = 2: below 1 is accepted"),
+        ({"rate": 0.1}, "prox = 15.0: rate * prox = 1.5: below 1 is accepted"),
         ({"inner_rate": 0.2, "prox": 10.0}, "inner_rate * prox = 2: below 2 is accepted"),
     ],
 )

@@ -1,12 +1,12 @@
 """pFedMe (Dinh et al., NeurIPS 2020): FedAvg on Moreau envelopes; minimisers are personal. docs/methods.md 5.1."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from metabayfl import aggregate
-from metabayfl.methods.base import Count, Method, Positive
+from metabayfl.methods.base import Count, Method
 from metabayfl.optim import OptimiserName, Rate, descend, rate_at
 from metabayfl.proximal import Proximal
 from metabayfl.types import Context, Fit, Params, Received, TrainData
@@ -20,11 +20,11 @@ class PFedMe(Method):
     personal: ClassVar[bool] = True
     passes: ClassVar[float] = 5.0
 
-    prox: Positive = 15.0
+    prox: Annotated[float, Field(gt=0, validate_default=True)] = 15.0
     """Strength of the pull between theta and w."""
     inner_steps: Count = 5
     """Steps of theta on each mini-batch, before one step of w."""
-    inner_rate: Positive = 0.05
+    inner_rate: Annotated[float, Field(gt=0, validate_default=True)] = 0.05
     """Learning rate of theta."""
     rate: Rate = 0.03
     """Learning rate of w, written like that of other methods; times prox it must stay below 1."""
@@ -35,15 +35,23 @@ class PFedMe(Method):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Momentum of sgd."""
 
-    @model_validator(mode="after")
-    def _is_stable(self) -> Self:
-        """Refuse rates at which the steps of w or theta grow on a flat loss."""
-        outer, inner = rate_at(self.rate, 0, 1) * self.prox, self.inner_rate * self.prox
-        if outer >= 1:
-            raise ValueError(f"rate * prox = {outer:g}: below 1 is accepted")
-        if inner >= 2 and self.optimiser == "sgd":
-            raise ValueError(f"inner_rate * prox = {inner:g}: below 2 is accepted")
-        return self
+    @field_validator("prox")
+    @classmethod
+    def _keeps_w_stable(cls, prox: float, others: ValidationInfo) -> float:
+        """Refuse steps of w that overshoot on a flat loss."""
+        product = prox * rate_at(others.data.get("rate", 0.0), 0, 1)
+        if product >= 1:
+            raise ValueError(f"rate * prox = {product:g}: below 1 is accepted")
+        return prox
+
+    @field_validator("inner_rate")
+    @classmethod
+    def _keeps_theta_stable(cls, inner_rate: float, others: ValidationInfo) -> float:
+        """Refuse steps of theta that grow on a flat loss."""
+        product = inner_rate * others.data.get("prox", 0.0)
+        if product >= 2 and others.data.get("optimiser") == "sgd":
+            raise ValueError(f"inner_rate * prox = {product:g}: below 2 is accepted")
+        return inner_rate
 
     def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
         """For each mini-batch: solve for theta approximately, then w <- w - rate prox (w - theta)."""
