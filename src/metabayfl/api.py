@@ -75,13 +75,14 @@ def run_job(
     plan: Plan,
     *,
     out: str | Path | None = None,
-    workers: int = 1,
+    workers: int | local.Crew = 1,
     resume: bool = False,
     observe: local.Observer = lambda event: None,
     config: str = "",
 ) -> Result:
     """Carry out a plan in a run directory, new or to be resumed; `config` is the text it came from, kept with it."""
-    whole("workers", workers, 1)
+    if not callable(workers):
+        whole("workers", workers, 1)
     check_kinds(model, federation, method)
     job = make_job(method, model, federation, plan)
     check_job(job)
