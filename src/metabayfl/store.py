@@ -82,7 +82,7 @@ class RunDirectory:
 
     def description(self) -> dict[str, Any]:
         """Read what the run is; a format that this version does not know is refused."""
-        found = self._read_json("run.json")
+        found = self.read_json("run.json")
         if found.get("format") != FORMAT:
             raise InputError(
                 f"{self.path} has format version {found.get('format')!r}; this metabayfl knows version {FORMAT}"
@@ -91,7 +91,7 @@ class RunDirectory:
 
     def environment(self) -> dict[str, Any]:
         """Read what the run depends on besides its config."""
-        return self._read_json("env.json")
+        return self.read_json("env.json")
 
     def read_constants(self) -> Params:
         """Read what of the module is neither trained nor sent: frozen parameters and constant buffers."""
@@ -126,7 +126,8 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
-    def _read_json(self, name: str) -> dict[str, Any]:
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read a small JSON file."""
         try:
             found: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:

@@ -1,0 +1,1 @@
+"""Flower carries the messages: the only place that imports flwr."""
