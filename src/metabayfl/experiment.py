@@ -88,6 +88,8 @@ def resume(path: Path, workers: int, observe: Observer = lambda event: None) -> 
     if is_finished(path):
         spec = RunDirectory(path).description()["model"].get("spec")
         return load(path, None if spec is None else build_spec(spec))
+    if (path / "remote.json").exists():
+        raise InputError(f"{path} is a run with clients on other machines: `metabayfl flower resume {path}` goes on")
     config = path / "config.toml"
     if not config.exists():
         why = "was started from Python: call federate(..., out=..., resume=True)"

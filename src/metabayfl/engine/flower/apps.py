@@ -12,8 +12,10 @@ from metabayfl.engine.flower.carrier import GridCarrier, Waits, pack, unpack
 from metabayfl.options import Options
 from metabayfl.remote.node import NodeOptions, answer
 from metabayfl.remote.server import carry_out
+from metabayfl.tensorfile import write_bytes
 
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 
 
 class ServerOptions(Options):
@@ -25,6 +27,8 @@ class ServerOptions(Options):
     """Run directory."""
     own: str = ""
     """The server's npz file: test_x and test_y, unlabelled."""
+    report: str = ""
+    """File for the reason, should the run fail."""
     resume: bool = False
     waits: Waits = Waits()
 
@@ -40,13 +44,18 @@ def serve(grid: Grid, context: Context) -> None:
     flat = options_from(dict(context.run_config))
     waits = Waits(**{name: flat.pop(name) for name in Waits.model_fields if name in flat})
     options = ServerOptions(**flat, waits=waits)
-    carry_out(
-        read(Path(options.config)),
-        Path(options.out),
-        lambda hello: GridCarrier(grid, hello, options.waits),
-        own=Path(options.own) if options.own else None,
-        resume=options.resume,
-    )
+    try:
+        carry_out(
+            read(Path(options.config)),
+            Path(options.out),
+            lambda hello: GridCarrier(grid, hello, options.waits),
+            own=Path(options.own) if options.own else None,
+            resume=options.resume,
+        )
+    except Exception as error:
+        if options.report:
+            write_bytes(Path(options.report), f"{type(error).__name__}\n{error}".encode())
+        raise
 
 
 @client.query("describe")
