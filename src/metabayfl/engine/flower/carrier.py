@@ -58,8 +58,8 @@ class GridCarrier:
     known: dict[int, Introduction] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     """Nodes that did not introduce themselves properly, and why."""
-    greetings: dict[str, int] = field(default_factory=dict)
-    """Messages by which nodes are being asked who they are."""
+    greetings: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Messages by which nodes are being asked who they are, and since when."""
 
     def assemble(self, clients: int) -> list[Introduction]:
         """Wait until all clients have introduced themselves."""
@@ -87,7 +87,7 @@ class GridCarrier:
                 reply = self._pull(message_id)
                 if reply is not None:
                     yield from round_.take(message_id, client, reply)
-            yield from round_.give_up()
+            yield from round_.give_up(everybody_is_known=not self.greetings)
             if round_.waiting:
                 time.sleep(self.waits.poll_seconds)
 
@@ -119,16 +119,20 @@ class GridCarrier:
     def _look_around(self) -> None:
         """Find out which nodes are online, and ask new ones who they are."""
         self.online = set(self.grid.get_node_ids())
-        for message_id, node in list(self.greetings.items()):
+        for message_id, (node, since) in list(self.greetings.items()):
             answer = self._pull(message_id) if node in self.online else (5, "gone")
+            if answer is None and time.monotonic() - since > self.waits.join_seconds:
+                answer = 0, "it does not say who it is"
             if answer is not None:
                 del self.greetings[message_id]
                 self._hear(node, answer)
-        strangers = self.online - self.known.keys() - self.refused.keys() - set(self.greetings.values())
+        strangers = (
+            self.online - self.known.keys() - self.refused.keys() - {node for node, _ in self.greetings.values()}
+        )
         for node in sorted(strangers):
             greeting = self._push(node, self.hello, DESCRIBE)
             if greeting:
-                self.greetings[greeting] = node
+                self.greetings[greeting] = node, time.monotonic()
 
     def _hear(self, node: int, answer: bytes | tuple[int, str]) -> None:
         """Note who a node says it is."""
@@ -177,14 +181,14 @@ class _Round:
         del self.waiting[client]
         yield client, reply if isinstance(reply, bytes) else f"{LOST.get(reply[0], 'it failed')}: {text}"
 
-    def give_up(self) -> Iterator[tuple[int, str]]:
+    def give_up(self, everybody_is_known: bool) -> Iterator[tuple[int, str]]:
         """Go on without clients who are away for too long, and without everybody when the time is over."""
         now = time.monotonic()
         busy = set(self.asked.values())
         for client, since in list(self.waiting.items()):
             if now - self.started > self.waits.reply_seconds:
                 reason = f"no answer within {self.waits.reply_seconds:g} s"
-            elif client not in busy and now - since > self.waits.rejoin_seconds:
+            elif everybody_is_known and client not in busy and now - since > self.waits.rejoin_seconds:
                 reason = self.reasons.get(client, "is not connected")
             else:
                 continue

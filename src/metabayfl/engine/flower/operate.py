@@ -15,12 +15,14 @@ from metabayfl.engine.flower.carrier import Waits
 from metabayfl.engine.flower.deployment import APP, CONNECTION, Deployment, DeploymentError, wait_until
 from metabayfl.engine.flower.keys import CA
 from metabayfl.engine.local import Observer
+from metabayfl.experiment import is_finished
 from metabayfl.options import InputError
 from metabayfl.store import RunDirectory
 from metabayfl.tensorfile import write_bytes
 
 READY_SECONDS = 180.0
-LOOK_SECONDS = 5.0
+LOOK_SECONDS, ASK_SECONDS = 1.0, 20.0
+"""Between two looks at the log of a run, which costs nothing, and two questions to Flower, which cost a process."""
 SILENT_SECONDS = 300.0
 """How long a superlink may be away while a run is followed."""
 
@@ -86,29 +88,35 @@ def submit(
 
 def follow(deployment: Deployment, run: str, out: Path, report: Path, observe: Observer) -> None:
     """Pass on the events of a run as they come, until it ends; a run that fails raises."""
-    seen, heard = 0, time.monotonic()
-    for _ in _ticks():
+    seen = 0
+    statuses = _statuses(deployment, run, report)
+    while True:
         events = list(RunDirectory(out).events())
         for event in events[seen:]:
             observe(event)
         seen = max(seen, len(events))
-        try:
-            status = status_of(deployment, run)
-            heard = time.monotonic()
-        except DeploymentError:
-            if time.monotonic() - heard > SILENT_SECONDS:
-                raise
-            continue
+        status = "finished:completed" if is_finished(out) else next(statuses)
         if status == "finished:completed":
             return
         if status.startswith("finished"):
             raise failure(report, status)
-
-
-def _ticks() -> Iterator[None]:
-    while True:
-        yield
         time.sleep(LOOK_SECONDS)
+
+
+def _statuses(deployment: Deployment, run: str, report: Path) -> Iterator[str]:
+    """What Flower says of a run, asked now and then; a superlink may be away for a while."""
+    heard = asked = time.monotonic()
+    while True:
+        status = "running"
+        if report.exists() or time.monotonic() - asked > ASK_SECONDS:
+            try:
+                status = status_of(deployment, run)
+                heard = time.monotonic()
+            except DeploymentError:
+                if time.monotonic() - heard > SILENT_SECONDS:
+                    raise
+            asked = time.monotonic()
+        yield status
 
 
 def failure(report: Path, status: str) -> Exception:
