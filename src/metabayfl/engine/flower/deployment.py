@@ -141,7 +141,7 @@ class Deployment:
         """Call Flower's command line and return its JSON."""
         command = [script("flwr"), *arguments, "--format", "json"]
         done = subprocess.run(  # noqa: S603 (our own commands)
-            command, env=self.environment, capture_output=True, text=True, check=False, cwd=self.path
+            command, env=self.environment, capture_output=True, text=True, check=False
         )
         try:
             answer: dict[str, Any] = json.loads(done.stdout)

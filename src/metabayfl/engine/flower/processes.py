@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -35,13 +34,16 @@ def started_at(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[START_TIME])
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Process:
+def start(command: list[str], environment: Mapping[str, str], log: Path) -> Process:
     """Start a process of its own session that writes to a log."""
-    with log.open("ab") as file:
-        child = subprocess.Popen(  # noqa: S603 (our own commands)
-            command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-        )
-    return Process(child.pid, started_at(child.pid) or 0)
+    appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), appending, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    pid = os.posix_spawnp(command[0], command, environment, file_actions=files, setsid=True)
+    return Process(pid, started_at(pid) or 0)
 
 
 def marked(mark: str) -> list[Process]:
