@@ -84,7 +84,7 @@ def carry_out(deployment: Deployment, plan: RunConfig, out: Path) -> int:
 def torment(deployment: Deployment, out: Path, number: int, outcome: Outcome, wanted: int, rng: random.Random) -> None:
     """Kill something now and then while a run goes on, and mend it a little later."""
     while not is_finished(out) and len(outcome.kills) < wanted:
-        time.sleep(rng.uniform(2, 25))
+        time.sleep(rng.uniform(5, 40))
         victim = rng.choice(VICTIMS)
         process = find(deployment, victim)
         if process is None or not (out / "run.json").exists() or is_finished(out):

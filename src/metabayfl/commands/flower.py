@@ -1,4 +1,4 @@
-"""metabayfl flower up, run, resume, status, logs, down."""
+"""metabayfl flower up, attach, register, run, resume, status, logs, down."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from metabayfl.commands.run import free_directory, observer, show
 from metabayfl.commands.terminal import console
 from metabayfl.config import RunConfig, read
 from metabayfl.engine.flower.carrier import Waits
-from metabayfl.engine.flower.deployment import FILE, Deployment, DeploymentError
+from metabayfl.engine.flower.deployment import CONNECTION, FILE, Deployment, DeploymentError
 from metabayfl.engine.flower.operate import bring_up, follow, online_nodes, submit
 from metabayfl.experiment import is_finished
 from metabayfl.methods import create
@@ -32,6 +32,22 @@ def up(options: argparse.Namespace) -> int:
     bring_up(deployment)
     how = "TLS and node keys" if deployment.keys else "TLS" if deployment.tls else "no encryption"
     print(f"{deployment.nodes} nodes and a superlink at {deployment.address}, {how}: {deployment.path}")
+    return 0
+
+
+def attach(options: argparse.Namespace) -> int:
+    """Note where a superlink is that others run."""
+    deployment = Deployment.attach(options.dir, options.address, options.ca)
+    print(f"attached to {deployment.address}: {deployment.path}")
+    return 0
+
+
+def register(options: argparse.Namespace) -> int:
+    """Let nodes with these public keys in."""
+    deployment = Deployment.open(options.dir)
+    for key in options.keys:
+        deployment.flwr("supernode", "register", str(key.absolute()), CONNECTION)
+        print(f"registered {key}")
     return 0
 
 
@@ -65,7 +81,7 @@ def _carry_out(config: RunConfig, options: argparse.Namespace, resume: bool) -> 
         with ProgressBar(config.rounds, create(config.method).name) as bar:
             follow(deployment, number, options.out, report, observer(bar, options.out, options.track))
     except KeyboardInterrupt:
-        deployment.flwr("stop", number, "local")
+        deployment.flwr("stop", number, CONNECTION)
         raise
     return show(Result(options.out), options)
 

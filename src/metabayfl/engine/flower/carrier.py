@@ -17,7 +17,7 @@ RECORD, ARRAY, STYPE = "metabayfl", "file", "safetensors"
 DESCRIBE, TAKE_PART = "query.describe", "train.take_part"
 LOST = {3: "its message was lost", 4: "its answer was lost", 5: "its node was lost", 8: "its process died"}
 """Flower's error codes after which it is worth asking again."""
-MOST_TRIES = 3
+MOST_TRIES = 10
 Positive = Annotated[float, Field(gt=0)]
 
 

@@ -46,21 +46,38 @@ class Deployment:
     ports: list[int]
     """Of the superlink, then of each node."""
     token: str
+    host: str = LOOPBACK
     processes: dict[str, Process] = field(default_factory=dict)
+
+    @classmethod
+    def attach(cls, path: Path, address: str, ca: Path | None) -> "Deployment":
+        """Note where a superlink is that others run; there is nothing to start or to end."""
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InputError(f"{address!r} is not an address: HOST:PORT is accepted")
+        made = cls._make(path, 0, ca is not None, False, [int(port)], host)
+        if ca is not None:
+            write_bytes(made.path / "keys" / CA, ca.read_bytes())
+        return made
 
     @classmethod
     def create(cls, path: Path, nodes: int, tls: bool, keys: bool) -> "Deployment":
         """Make the files of a new deployment: ports, certificates, keys, Flower's own config."""
-        if (path / FILE).exists():
-            raise InputError(f"{path} holds a deployment already: `metabayfl flower down` ends it")
-        made = cls(path.absolute(), nodes, tls or keys, keys, free_ports(nodes + 1), secrets.token_hex(8))
-        for folder in ("logs", "flwr", "keys", "nodes", "runs"):
-            (made.path / folder).mkdir(parents=True, exist_ok=True)
+        made = cls._make(path, nodes, tls or keys, keys, free_ports(nodes + 1), LOOPBACK)
         if made.tls:
             make_certificates(made.path / "keys")
         for node in range(nodes if keys else 0):
             make_node_key(made.path / "keys" / f"node{node}")
         write_secret(made.path / "keys" / "superexec", secrets.token_bytes(32))
+        return made
+
+    @classmethod
+    def _make(cls, path: Path, nodes: int, tls: bool, keys: bool, ports: list[int], host: str) -> "Deployment":
+        if (path / FILE).exists():
+            raise InputError(f"{path} holds a deployment already: `metabayfl flower down` ends it")
+        made = cls(path.absolute(), nodes, tls, keys, ports, secrets.token_hex(8), host)
+        for folder in ("logs", "flwr", "keys", "nodes", "runs"):
+            (made.path / folder).mkdir(parents=True, exist_ok=True)
         write_bytes(made.path / "flwr" / "config.toml", made._connection().encode())
         made.save()
         return made
@@ -88,7 +105,7 @@ class Deployment:
     @property
     def address(self) -> str:
         """Where the superlink listens."""
-        return f"{LOOPBACK}:{self.ports[0]}"
+        return f"{self.host}:{self.ports[0]}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -98,8 +115,8 @@ class Deployment:
         return {**os.environ, **QUIET, **own}
 
     def names(self) -> list[str]:
-        """Return the processes in the order in which they are started."""
-        return ["superlink", "superexec", *(f"node{node}" for node in range(self.nodes))]
+        """Return the processes in the order in which they are started; none if others run them."""
+        return [] if not self.nodes else ["superlink", "superexec", *(f"node{node}" for node in range(self.nodes))]
 
     def command(self, name: str) -> list[str]:
         """Return how a process is started."""

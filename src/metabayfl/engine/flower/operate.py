@@ -29,6 +29,8 @@ SILENT_SECONDS = 300.0
 
 def bring_up(deployment: Deployment) -> None:
     """Start what does not run, and wait until every node is online; calling it again mends what has died."""
+    if not deployment.nodes:
+        raise InputError(f"{deployment.path} is attached to {deployment.address}, whose processes others run")
     deployment.start("superlink")
     wait_until("the superlink answers", READY_SECONDS, lambda: is_healthy(deployment))
     deployment.start("superexec")
