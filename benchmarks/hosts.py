@@ -91,7 +91,7 @@ def become(user: int) -> str:
 
 def usable_by(environment: str) -> int:
     """Return the number of the user metabayfl; root's if the Python of the environment lies where only root can go."""
-    probe = f"{become(990)} {environment}/bin/metabayfl --version"
+    probe = f"{become(990)} sh -c '{environment}/bin/metabayfl --version'"
     done = subprocess.run(["sh", "-c", probe], capture_output=True, check=False)  # noqa: S603, S607 (our own line)
     return 990 if done.returncode == 0 else 0
 

@@ -50,7 +50,7 @@ def test_bytes_of_any_kind_are_refused_in_one_line(content: bytes) -> None:
     fault = read_reply(1, 2, content, Limits(LIKE))
     assert isinstance(fault, str)
     one_line(fault)
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         decode_introduction(content)
 
 
