@@ -172,7 +172,7 @@ def test_a_round_completes_without_a_killed_node_which_comes_back_with_its_state
 
 @pytest.mark.slow
 def test_nothing_is_lost_by_random_kills(tmp_path: Path) -> None:
-    outcome = kills().torture(tmp_path, kills=3, seed=3, rounds=3)
+    outcome = kills().torture(tmp_path, kills=3, seed=3, rounds=2)
     assert len(outcome.kills) == 3
     for run in outcome.runs:
         assert run["same_bits"]

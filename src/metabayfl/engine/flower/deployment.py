@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,10 +188,10 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def wait_until(what: str, seconds: float, ready: Any) -> None:
+def wait_until(what: str, seconds: float, ready: Callable[[], bool], pause_seconds: float = 0.2) -> None:
     """Look again and again until something is so."""
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:
             raise DeploymentError(f"{what}: not within {seconds:g} s")
-        time.sleep(0.2)
+        time.sleep(pause_seconds)

@@ -36,7 +36,7 @@ def bring_up(deployment: Deployment) -> None:
     deployment.start("superexec")
     if deployment.keys:
         register_keys(deployment)
-    wait_until("all nodes are online", READY_SECONDS, lambda: _nodes_are_up(deployment))
+    wait_until("all nodes are online", READY_SECONDS, lambda: _nodes_are_up(deployment), pause_seconds=2.0)
 
 
 def is_healthy(deployment: Deployment) -> bool:
