@@ -101,6 +101,27 @@ class TestCommands:
             assert command(["flower", *action, "--dir", str(tmp_path)]) == 2
             assert "holds no deployment: `metabayfl flower up` makes one" in capsys.readouterr().err
 
+    def test_without_flower_it_names_the_extra(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in [name for name in sys.modules if name.startswith(("flwr", "metabayfl.engine.flower"))]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.delitem(sys.modules, "metabayfl.commands.flower", raising=False)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        assert command(["flower", "up", "--dir", str(tmp_path)]) == 2
+        assert capsys.readouterr().err == "metabayfl: this needs Flower: pip install 'metabayfl[flower]'\n"
+
+    def test_an_address_needs_a_port(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert command(["flower", "attach", "server.example", "--dir", str(tmp_path)]) == 2
+        assert "'server.example' is not an address: HOST:PORT is accepted" in capsys.readouterr().err
+
+    def test_what_others_run_is_not_started(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        place = ["--dir", str(tmp_path / "far")]
+        assert command(["flower", "attach", "server.example:8000", *place]) == 0
+        assert command(["flower", "up", *place]) == 2
+        assert "is attached to server.example:8000, whose processes others run" in capsys.readouterr().err
+        assert command(["flower", "down", *place]) == 0
+
     def test_ports_are_free_and_different(self) -> None:
         assert len(set(free_ports(5))) == 5
 
