@@ -36,7 +36,7 @@ docs: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -c constraints.txt $(PIP_ARGS) -e '.[dev]'
+	$(BIN)/pip install -c constraints.txt $(PIP_ARGS) -e '.[dev,flower]'
 	touch $@
 
 clean:

@@ -77,13 +77,14 @@ def run_job(
     plan: Plan,
     *,
     out: str | Path | None = None,
-    workers: int = 1,
+    workers: int | local.Crew = 1,
     resume: bool = False,
     observe: local.Observer = lambda event: None,
     config: str = "",
 ) -> Result:
     """Carry out a plan in a run directory, new or to be resumed; `config` is the text it came from, kept with it."""
-    whole("workers", workers, 1)
+    if not callable(workers):
+        whole("workers", workers, 1)
     check_kinds(model, federation, method)
     if method.leaks:
         warnings.warn(f"{method.name} sees test data here: the run is marked, its numbers are no results", stacklevel=3)

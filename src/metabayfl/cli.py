@@ -79,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
         _add_explain,
         _add_cost,
         _add_data,
+        _add_flower,
         _add_methods,
         _add_check,
     ):
@@ -174,6 +175,49 @@ def _add_data(commands: "Commands") -> None:
     _add_config(export)
     export.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write, such as parts.json")
     export.set_defaults(handler="data:export")
+
+
+def _add_flower(commands: "Commands") -> None:
+    flower = commands.add_parser("flower", help="the same methods across machines (extra `flower`); docs/deployment.md")
+    actions = flower.add_subparsers(required=True, metavar="ACTION")
+    up = actions.add_parser("up", help="start a superlink and nodes on this host, or what has died of them")
+    up.add_argument("--nodes", type=int, default=3, help="clients, each a node of its own (default: 3)")
+    up.add_argument("--tls", action="store_true", help="encrypt: certificates are made for you")
+    up.add_argument("--keys", action="store_true", help="let only known nodes in: keys are made for you; implies --tls")
+    attach = actions.add_parser("attach", help="use a superlink that others run")
+    attach.add_argument("address", help="HOST:PORT of the superlink")
+    attach.add_argument("--ca", type=Path, help="certificate of the authority that signed the superlink's")
+    register = actions.add_parser("register", help="let nodes in by their public keys")
+    register.add_argument("keys", type=Path, nargs="+", help="files such as node0.pub")
+    run = actions.add_parser("run", help="carry out a config with the nodes")
+    _add_config(run)
+    run.add_argument("--out", type=Path, help="directory of the run (default: a new one in runs/)")
+    resume = actions.add_parser("resume", help="go on with a run whose server has died")
+    resume.add_argument("run", type=Path, help="directory of the run")
+    for command in (run, resume):
+        _add_waits(command)
+    status = actions.add_parser("status", help="say what runs; exit code 1 if something does not")
+    _add_json(status)
+    logs = actions.add_parser("logs", help="print the last lines of the processes' logs")
+    logs.add_argument("process", nargs="?", help="superlink, superexec or nodeN (default: all)")
+    actions.add_parser("down", help="end what `up` has started")
+    for name, command in actions.choices.items():
+        command.add_argument("--dir", type=Path, default=Path(".metabayfl-flower"), help="the deployment's directory")
+        command.set_defaults(handler=f"flower:{name}")
+
+
+def _add_waits(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--own", type=Path, help="the server's npz file: test_x and test_y, unlabelled")
+    waits = {
+        "join": (300, "for all clients before the first round"),
+        "reply": (3600, "for the answers of a round"),
+        "rejoin": (120, "for a client that is not connected, before a round goes on without it"),
+    }
+    for name, (seconds, what) in waits.items():
+        text = f"longest wait {what} (default: {seconds})"
+        command.add_argument(f"--{name}-seconds", type=float, default=seconds, metavar="S", help=text)
+    command.add_argument("--track", action="store_true", help="write curves for TensorBoard (extra `track`)")
+    _add_json(command)
 
 
 def _add_methods(commands: "Commands") -> None:

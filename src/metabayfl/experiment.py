@@ -14,6 +14,7 @@ from metabayfl.data import Federation, build
 from metabayfl.engine import local
 from metabayfl.engine.local import Observer
 from metabayfl.engine.plan import make_job
+from metabayfl.likelihood import Likelihood
 from metabayfl.methods import create
 from metabayfl.methods.base import Method
 from metabayfl.options import InputError
@@ -37,12 +38,7 @@ class Experiment:
         """Build what a config names; the cheap checks come first."""
         method = create(config.method)
         federation, input_shape = build(config)
-        classes = getattr(federation.likelihood, "classes", 1)
-        with keyed_globals(config.seed, "model"):
-            model = models.build(
-                config.model.name, classes=classes, input_shape=input_shape, **(config.model.model_extra or {})
-            )
-        return cls(config, method, federation, model)
+        return cls(config, method, federation, build_model(config, federation.likelihood, input_shape))
 
     def run(self, out: Path, workers: int, observe: Observer = lambda event: None, *, resume: bool = False) -> Result:
         """Carry it out in a directory."""
@@ -68,6 +64,15 @@ class Experiment:
             return list(directory.events())
 
 
+def build_model(config: RunConfig, likelihood: Likelihood, input_shape: tuple[int, ...]) -> nn.Module:
+    """Build the model that a config names, for labels and inputs of this kind."""
+    classes = getattr(likelihood, "classes", 1)
+    with keyed_globals(config.seed, "model"):
+        return models.build(
+            config.model.name, classes=classes, input_shape=input_shape, **(config.model.model_extra or {})
+        )
+
+
 def is_finished(path: Path) -> bool:
     """Whether a run has published its last round and written its models."""
     directory = RunDirectory(path)
@@ -83,6 +88,8 @@ def resume(path: Path, workers: int, observe: Observer = lambda event: None) -> 
     if is_finished(path):
         spec = RunDirectory(path).description()["model"].get("spec")
         return load(path, None if spec is None else build_spec(spec))
+    if (path / "remote.json").exists():
+        raise InputError(f"{path} is a run with clients on other machines: `metabayfl flower resume {path}` goes on")
     config = path / "config.toml"
     if not config.exists():
         why = "was started from Python: call federate(..., out=..., resume=True)"

@@ -8,7 +8,9 @@ from metabayfl import tensorfile
 from metabayfl.types import Fit, Params
 
 
-def encode_client(client: int, fit: Fit, cost: Mapping[str, float], keep_personal: bool) -> bytes:
+def encode_client(
+    client: int, fit: Fit, cost: Mapping[str, float], keep_personal: bool, origin: Mapping[str, str] | None = None
+) -> bytes:
     """Return what a client leaves as a record; a tensor that is sent and also kept is stored once.
 
     The bytes of the update are counted unless the cost says otherwise: not everything is sent.
@@ -20,7 +22,7 @@ def encode_client(client: int, fit: Fit, cost: Mapping[str, float], keep_persona
         same[part] = [name for name, tensor in named.items() if tensor is payload.get(name)]
         tensors |= {f"{part}.{name}": tensor for name, tensor in named.items() if name not in same[part]}
     bytes_up = tensorfile.encoded_size(payload, {"weight": weight, "metrics": metrics})
-    meta = {"client": client, "same": same, "weight": weight, "metrics": metrics}
+    meta = {"client": client, "same": same, "weight": weight, "metrics": metrics, **(origin or {})}
     return tensorfile.encode_checked(tensors, meta | {"cost": {"bytes_up": bytes_up, **cost}})
 
 

@@ -126,7 +126,9 @@ class Result:
             raise InputError(f"client = {client!r}: 0 to {self.clients - 1} is accepted")
         name = f"personal/{client:06d}"
         if not (self.directory.path / f"{name}.safetensors").exists():
-            raise InputError(f"client {client} has no model of its own: it never took part, or keep_personal was off")
+            remote = ", or it lies on the client's machine" if (self.directory.path / "remote.json").exists() else ""
+            why = f"it never took part, or keep_personal was off{remote}"
+            raise InputError(f"client {client} has no model of its own: {why}")
         return self.directory.read_model(name, self.task)
 
     def predict(self, x: Any, client: int | None = None, samples: int = 10) -> ClassPrediction | ValuePrediction:

@@ -66,6 +66,10 @@ class Spool:
                     yield Address(path.name, offset), record
                     offset = file.tell()
 
+    def rounds(self) -> list[int]:
+        """Return the rounds that have segments."""
+        return sorted({int(path.name[:6]) for path in self.path.iterdir()})
+
     def forget_all_but(self, segments: Iterable[str]) -> None:
         """Remove segments that nobody will read again."""
         keep = set(segments)

@@ -89,7 +89,7 @@ class RunDirectory:
 
     def description(self) -> dict[str, Any]:
         """Read what the run is; a format that this version does not know is refused."""
-        found = self._read_json("run.json")
+        found = self.read_json("run.json")
         if found.get("format") != FORMAT:
             raise InputError(
                 f"{self.path} has format version {found.get('format')!r}; this metabayfl knows version {FORMAT}"
@@ -98,11 +98,11 @@ class RunDirectory:
 
     def environment(self) -> dict[str, Any]:
         """Read what the run depends on besides its config."""
-        return self._read_json("env.json")
+        return self.read_json("env.json")
 
     def data(self) -> dict[str, Any] | None:
         """Read what the clients hold; None if it is not recorded."""
-        return self._read_json("data.json") if (self.path / "data.json").exists() else None
+        return self.read_json("data.json") if (self.path / "data.json").exists() else None
 
     def read_constants(self) -> Params:
         """Read what of the module is neither trained nor sent: frozen parameters and constant buffers."""
@@ -137,7 +137,8 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
-    def _read_json(self, name: str) -> dict[str, Any]:
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read a small JSON file."""
         try:
             found: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:

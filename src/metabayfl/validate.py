@@ -78,7 +78,9 @@ def find_fault(update: Received, limits: Limits) -> str:
 def find_malformed(update: Received, largest_weight: float = math.inf) -> str:
     """Return why an update cannot even be sent, whatever the server expects; an empty text if it can."""
     return (
-        _weight_fault(update.weight, largest_weight) or _metrics_fault(update.metrics) or _payload_fault(update.payload)
+        _weight_fault(update.weight, largest_weight)
+        or find_metrics_fault(update.metrics)
+        or _payload_fault(update.payload)
     )
 
 
@@ -86,18 +88,19 @@ def _first(faults: Iterable[str]) -> str:
     return next(filter(None, faults), "")
 
 
-def _is_finite(value: object) -> TypeGuard[float]:
+def is_finite(value: object) -> TypeGuard[float]:
     """Whether a value is a plain number: not a bool, not an array, not too large for a float."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _weight_fault(weight: object, largest: float) -> str:
-    if not _is_finite(weight):
+    if not is_finite(weight):
         return f"weight {_short(weight)} is not a finite number"
     return "" if 0 < weight <= largest else f"weight {_short(weight)} is not in (0, {largest:g}]"
 
 
-def _metrics_fault(metrics: object) -> str:
+def find_metrics_fault(metrics: object) -> str:
+    """Return what is wrong with numbers that a client sends along."""
     if not isinstance(metrics, Mapping) or len(metrics) > LARGEST_METRICS:
         return f"metrics are not a mapping of at most {LARGEST_METRICS} numbers"
     return _first(_metric_fault(name, value) for name, value in metrics.items())
@@ -108,7 +111,7 @@ def _metric_fault(name: object, value: object) -> str:
         return f"metric {_short(name)} is not named by a text of at most {LONGEST_NAME} characters"
     if name in LOG_FIELDS:
         return f"metric {name!r} has the name of something else in the log"
-    return "" if _is_finite(value) else f"metric {name!r} is {_short(value)}, not a finite number"
+    return "" if is_finite(value) else f"metric {name!r} is {_short(value)}, not a finite number"
 
 
 def _payload_fault(payload: object) -> str:

@@ -11,7 +11,7 @@ from metabayfl.engine.plan import Job
 from metabayfl.engine.process import peak_memory_bytes
 from metabayfl.options import InputError
 from metabayfl.randomness import keyed_globals, numpy_generator
-from metabayfl.records import encode_client
+from metabayfl.records import ClientRecord, encode_client
 from metabayfl.spool import Address
 from metabayfl.store import Checkpoint, RunDirectory
 from metabayfl.types import Context, Diverged, Params
@@ -51,13 +51,15 @@ class Desk:
 
     def __init__(self, job: Job, directory: RunDirectory) -> None:
         self.job, self.directory = job, directory
+        self.origin: dict[str, str] = {}
+        """What a record says of where it comes from."""
         self._checkpoint: Checkpoint | None = None
 
     def fit(self, client: int, round_: int) -> Receipt:
         """Let a client take part in a round (counted from 0) and spool what it leaves."""
         ctx = self.job.context(round_, client)
-        checkpoint = self._load(round_)
-        down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
+        down, last = self._receive(ctx)
+        state = self._state(last, ctx)
         exchanges = self.job.method.exchanges
         cost: Metrics = {"bytes_down": tensorfile.encoded_size(down)} if exchanges else {"bytes_down": 0, "bytes_up": 0}
         started = time.perf_counter()
@@ -87,48 +89,45 @@ class Desk:
         fault = find_malformed(fit.update)
         if fault:
             raise BadUpdate(fault)
-        return encode_client(ctx.client or 0, fit, cost, self.job.plan.keep_personal)
+        return encode_client(ctx.client or 0, fit, cost, self.job.plan.keep_personal, self.origin)
 
     def score_client(self, client: int, round_: int) -> LocalScores:
         """Judge the global and the personal model on a client's test part after `round_` rounds.
 
         Where clients work alone there is no global model: then the personal one is judged on the common test set too.
         """
-        method, test = (
-            self.job.method,
-            subset(*self.job.federation.local_test.of(client), self.job.plan.eval.local_subset),
-        )
+        method, plan = self.job.method, self.job.plan
+        test = subset(*self.job.federation.local_test.of(client), plan.eval.local_subset)
         ctx = self.job.context(round_, client)
-        checkpoint = self._load(round_)
-        down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
+        down, last = self._receive(ctx)
+        state = self._state(last, ctx)
         received = method.received_model(down, state, ctx)
         views = {} if received is None else {"G/L": self._measure(received, *test, ctx)}
-        personal = self._personal(checkpoint, down, state, ctx)
+        personal = self._personal(down, state, last, ctx)
         views["P/L"] = self._measure(personal, *test, ctx)
-        if received is None and not method.exchanges:
-            views["P/G"] = self._measure(personal, *self._common_test(), ctx)
+        common = self._common_test()
+        if received is None and not method.exchanges and len(common[0]):
+            views["P/G"] = self._measure(personal, *common, ctx)
         return LocalScores(client, views)
 
     def score_global(self, round_: int) -> GlobalScores | None:
-        """Judge the global model on the common test set after `round_` rounds; None if there is no such model."""
+        """Judge the global model on the common test set after `round_` rounds; None if one of them is not there."""
         ctx = self.job.context(round_)
-        model = self.job.method.global_model(self._load(round_).server, ctx)
-        if model is None:
-            return None
+        model = self.job.method.global_model(self.load(round_).server, ctx)
         x, y = self._common_test()
+        if model is None or not len(x):
+            return None
         outputs, likelihood = self._predict(model, x, ctx), self.job.task.likelihood
         return GlobalScores(likelihood.measure(outputs, y), likelihood.reliability(outputs, y))
 
     def export_personal(self, client: int, round_: int) -> None:
         """Write a client's own model by the names of its parameters."""
         ctx = self.job.context(round_, client)
-        checkpoint = self._load(round_)
-        down, state = self._broadcast(checkpoint, ctx), self._state(checkpoint, ctx)
-        self.directory.write_model(
-            f"personal/{client:06d}", self._personal(checkpoint, down, state, ctx), self.job.task
-        )
+        down, last = self._receive(ctx)
+        model = self._personal(down, self._state(last, ctx), last, ctx)
+        self.directory.write_model(f"personal/{client:06d}", model, self.job.task)
 
-    def _load(self, round_: int) -> Checkpoint:
+    def load(self, round_: int) -> Checkpoint:
         """Return the state after `round_` rounds, published or staged."""
         if self._checkpoint is None or self._checkpoint.round != round_:
             candidates = (self.directory.checkpoint(staged=staged) for staged in (False, True))
@@ -137,25 +136,27 @@ class Desk:
             raise InputError(f"{self.directory.path} has no state after round {round_}")
         return self._checkpoint
 
-    def _broadcast(self, checkpoint: Checkpoint, ctx: Context) -> Params:
-        """Return what a client receives: copies, so that what it does to them does not reach the next client."""
+    def broadcast(self, ctx: Context) -> Params:
+        """Return what a client receives."""
         with keyed(ctx, "broadcast"):
-            down = self.job.method.broadcast(checkpoint.server, ctx)
-        return {name: tensor.clone() for name, tensor in down.items()}
+            return self.job.method.broadcast(self.load(ctx.round).server, ctx)
 
-    def _state(self, checkpoint: Checkpoint, ctx: Context) -> Params:
-        latest = checkpoint.latest.get(ctx.client or 0)
-        if latest is not None:
-            return self.directory.read_client(latest).state
+    def _receive(self, ctx: Context) -> tuple[Params, ClientRecord | None]:
+        """Return what a client receives, as copies that are its own, and what it left when it last took part."""
+        down = {name: tensor.clone() for name, tensor in self.broadcast(ctx).items()}
+        latest = self.load(ctx.round).latest.get(ctx.client or 0)
+        return down, None if latest is None else self.directory.read_client(latest)
+
+    def _state(self, last: ClientRecord | None, ctx: Context) -> Params:
+        if last is not None:
+            return last.state
         with keyed(ctx, "init_client"):
             return self.job.method.init_client(ctx)
 
-    def _personal(self, checkpoint: Checkpoint, down: Params, state: Params, ctx: Context) -> Params:
-        client = ctx.client or 0
-        latest = checkpoint.latest.get(client)
-        kept = None if latest is None else self.directory.read_client(latest).personal
+    def _personal(self, down: Params, state: Params, last: ClientRecord | None, ctx: Context) -> Params:
+        kept = None if last is None else last.personal
         with keyed(ctx, "personalise"):
-            return self.job.method.personalise(down, state, kept, self.job.train_data(client, ctx.round), ctx)
+            return self.job.method.personalise(down, state, kept, self.job.train_data(ctx.client or 0, ctx.round), ctx)
 
     def _common_test(self) -> tuple[torch.Tensor, torch.Tensor]:
         federation = self.job.federation

@@ -11,7 +11,7 @@ import numpy as np
 from metabayfl.engine.client import Desk, Receipt, keyed
 from metabayfl.engine.plan import Job
 from metabayfl.engine.process import keep_heap, one_thread, peak_memory_bytes
-from metabayfl.engine.workers import InProcess, Pool, make_workers
+from metabayfl.engine.workers import Workers, make_workers
 from metabayfl.methods.base import model_of
 from metabayfl.metrics import summarise
 from metabayfl.options import InputError
@@ -20,6 +20,7 @@ from metabayfl.types import Params
 from metabayfl.validate import Limits, find_fault
 
 Observer = Callable[[Event], None]
+Crew = Callable[[Desk], Workers]
 Views = dict[str, dict[str, dict[str, float]]]
 """Metrics by view, by name, by summary over clients."""
 LISTED_FAULTS = 5
@@ -34,18 +35,22 @@ class TooFewUpdates(RuntimeError):
 def run(
     job: Job,
     directory: RunDirectory,
-    workers: int = 1,
+    crew: int | Crew = 1,
     observe: Observer = lambda event: None,
     until: int | None = None,
 ) -> None:
-    """Carry a job to its last round, or only until an earlier one; published rounds are not repeated."""
+    """Carry a job to its last round, or only until an earlier one; published rounds are not repeated.
+
+    The crew is a number of processes, or whatever else finds workers for a desk.
+    """
     keep_heap()
     with one_thread():
-        loop = Loop(job, directory, workers, observe)
+        desk = Desk(job, directory)
+        workers = make_workers(desk, crew) if isinstance(crew, int) else crew(desk)
         try:
-            loop.run(until)
+            Loop(job, directory, workers, observe).run(until)
         finally:
-            loop.workers.close()
+            workers.close()
 
 
 @dataclass
@@ -54,12 +59,10 @@ class Loop:
 
     job: Job
     directory: RunDirectory
-    worker_count: int
+    workers: Workers
     observe: Observer
 
     def __post_init__(self) -> None:
-        self.desk = Desk(self.job, self.directory)
-        self.workers: InProcess | Pool = make_workers(self.desk, self.worker_count)
         self.evaluated = self.job.plan.eval.rounds_to_evaluate(self.job.plan.rounds)
 
     def run(self, until: int | None = None) -> None:
@@ -158,16 +161,18 @@ class Loop:
 
     def _judge_locally(self, round_: int) -> Views:
         """Weighted mean, plain mean, worst and spread over clients, for each metric on their own test parts."""
-        sizes = self.job.federation.local_test.sizes().tolist()
+        sizes = self.job.federation.local_test.sizes()
+        judged = np.zeros_like(sizes)  # a client on another machine may not answer: it does not count then
         values: dict[tuple[str, str], array[float]] = {}
         for scores in self._call("score_client", np.flatnonzero(sizes).tolist(), round_):
+            judged[scores.client] = sizes[scores.client]
             for view, metrics in scores.views.items():
                 for name, value in metrics.items():
                     values.setdefault((view, name), array("d", bytes(8 * len(sizes))))[scores.client] = value
         views: Views = {}
         for (view, name), found in values.items():
             better = name in BETTER_WHEN_HIGHER
-            views.setdefault(view, {})[name] = summarise(found, sizes, higher_is_better=better)
+            views.setdefault(view, {})[name] = summarise(found, judged.tolist(), higher_is_better=better)
         return views
 
     def _call(self, name: str, clients: Sequence[int], round_: int) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,8 @@ class Job:
     task: Task
     federation: Federation
     plan: Plan
+    sizes: Mapping[int, int] | None = None
+    """Training samples of each client, where the federation does not know them: on the machine of one client."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as a plain module: a task, whose parameters are views, must be laid out anew in another process."""
@@ -57,8 +60,10 @@ class Job:
         )
 
     @property
-    def train_sizes(self) -> dict[int, int]:
+    def train_sizes(self) -> Mapping[int, int]:
         """Training samples of each client that can be invited: all of them, or the one that has everybody's."""
+        if self.sizes is not None:
+            return self.sizes
         cached: dict[int, int] | None = self.__dict__.get("_train_sizes")
         if cached is None:
             sizes = self.federation.train_sizes(self.held_out)

@@ -33,10 +33,10 @@ class Workers(Protocol):
     """Carries out calls in any order and gives the answers as they come."""
 
     deaths: list[Death]
-    """Workers that died and whose call was done again."""
+    """What went wrong with workers and does not belong to an update: calls done again, scores that are missing."""
 
     def run(self, calls: Sequence[Call]) -> Iterator[Any]:
-        """Carry out calls."""
+        """Carry out calls, all of the same name."""
         ...
 
     def close(self) -> None:

@@ -1,0 +1,166 @@
+"""The data of one client, on its own machine; and a federation as a server sees it, which holds nobody's samples."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metabayfl.config import RunConfig
+from metabayfl.data import build
+from metabayfl.data.arrays import Pair, as_inputs, as_pair, batch_sizes
+from metabayfl.data.drift import Drift
+from metabayfl.data.federation import ClientData, Federation, Rows, split_rows
+from metabayfl.likelihood import Categorical, Gaussian, Likelihood
+from metabayfl.options import InputError
+from metabayfl.remote.wire import Introduction
+from metabayfl.task import Scaling, holds_numbers
+
+NODES = "nodes"
+"""data.name of a run whose clients hold their own data."""
+
+
+class Traits(TypedDict):
+    """What else there is to a federation, and every client knows."""
+
+    scaling: Scaling | None
+    drift: Drift | None
+    augment: bool
+
+
+NO_TRAITS: Traits = {"scaling": None, "drift": None, "augment": False}
+
+
+def traits_of(federation: Federation) -> Traits:
+    """Return what a client has to know of a federation besides its own samples."""
+    return {"scaling": federation.scaling, "drift": federation.drift, "augment": federation.augment}
+
+
+def own_data(config: RunConfig, client: int, path: Path | None) -> tuple[ClientData, Traits]:
+    """Return a client's data: from its own file, or its part of the federation that the config describes."""
+    if client >= config.data.clients:
+        raise InputError(f"client-id = {client}: 0 to {config.data.clients - 1} is accepted with data.clients")
+    if config.data.name == NODES:
+        if path is None:
+            raise InputError(f"data.name = {NODES!r}: the node of client {client} needs data=FILE in its node config")
+        return _split(read_samples(path), config, client), NO_TRAITS
+    federation, _ = build(config)
+    return federation.client(client), traits_of(federation)
+
+
+def read_samples(path: Path) -> Pair:
+    """Read the inputs and labels of one client; the reader is chosen by how the name ends."""
+    if path.suffix not in READERS:
+        raise InputError(f"data = {str(path)!r}: files that end in {', '.join(READERS)} are accepted")
+    return as_pair(READERS[path.suffix](path), str(path))
+
+
+def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Read the arrays x and y of an npz file."""
+    arrays = load_arrays(path)
+    if not {"x", "y"} <= arrays.keys():
+        raise InputError(f"{path} has the arrays {', '.join(sorted(arrays))}; x and y are needed")
+    return arrays["x"], arrays["y"]
+
+
+READERS: dict[str, Callable[[Path], tuple[np.ndarray, np.ndarray]]] = {".npz": read_npz}
+
+
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read all arrays of an npz file; nothing is unpickled."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+
+
+def _split(samples: Pair, config: RunConfig, client: int) -> ClientData:
+    """Split a client's samples as `Federation.from_arrays` does."""
+    x, y = samples
+    split = split_rows(client, len(x), config.seed, config.data.test_fraction, config.select.fraction)
+    size = batch_sizes(config.data.batch_size, config.data.clients)[client]
+    return ClientData(x[split.train], y[split.train], split.select_size, x[split.test], y[split.test], size)
+
+
+def introduce(client: int, data: ClientData) -> Introduction:
+    """Say how many samples a client has, and of what kind."""
+    labels = torch.cat([data.y, data.test_y])
+    return Introduction(
+        client=client,
+        train=len(data.x),
+        select=data.select_size,
+        test=len(data.test_x),
+        batch_size=data.batch_size,
+        input_shape=tuple(data.x.shape[1:]),
+        whole_inputs=not holds_numbers(data.x),
+        classes=0 if labels.is_floating_point() else int(labels.max()) + 1,
+        label_shape=tuple(labels.shape[1:]),
+    )
+
+
+def alone(client: int, data: ClientData, clients: int, likelihood: Likelihood, traits: Traits) -> Federation:
+    """Return the federation as a client sees it: only its own samples are there."""
+    everyone = np.ones(clients, dtype=np.int64)
+    parts = ((data.x, data.y), (data.test_x, data.test_y))
+    train, test = (Rows(x, y, np.repeat([0, len(x)], [client + 1, clients - client])) for x, y in parts)
+    sizes = everyone * data.select_size, everyone * data.batch_size
+    return Federation(train, test, *sizes, data.test_x[:0], data.test_y[:0], likelihood, **traits)
+
+
+def absent(
+    roster: Sequence[Introduction], common: Pair, likelihood: Likelihood, pool: Tensor | None, traits: Traits
+) -> Federation:
+    """Return the federation as a server sees it: sizes are known, samples are blank and take no memory."""
+    rows = [_blank(roster, [getattr(one, part) for one in roster]) for part in ("train", "test")]
+    sizes = [np.array([getattr(one, name) for one in roster]) for name in ("select", "batch_size")]
+    return Federation(rows[0], rows[1], sizes[0], sizes[1], *common, likelihood, pool, **traits)
+
+
+def _blank(roster: Sequence[Introduction], sizes: Sequence[int]) -> Rows:
+    first, total = roster[0], sum(sizes)
+    x = torch.zeros(1, *first.input_shape, dtype=torch.int64 if first.whole_inputs else torch.float32)
+    y = torch.zeros(1, *first.label_shape, dtype=torch.int64 if first.classes else torch.float32)
+    x, y = (tensor.expand(total, *tensor.shape[1:]) if total else tensor[:0] for tensor in (x, y))
+    return Rows(x, y, np.cumsum([0, *sizes]))
+
+
+class Common(NamedTuple):
+    """What a server holds itself: the common test set, the pool U, and the likelihood if that is known."""
+
+    test: Pair | None
+    pool: Tensor | None
+    likelihood: Likelihood | None
+    traits: Traits
+
+
+def common_data(config: RunConfig, path: Path | None) -> Common:
+    """Return what a server holds itself."""
+    if config.data.name != NODES:
+        federation, _ = build(config)
+        test = federation.test_x, federation.test_y
+        return Common(test, federation.unlabelled, federation.likelihood, traits_of(federation))
+    if config.data.augment or config.drift.kind != "none":
+        raise InputError(
+            f"data.augment and drift cannot be used with data.name = {NODES!r}: clients' data are as they are"
+        )
+    arrays = {} if path is None else load_arrays(path)
+    strange = sorted(arrays.keys() - {"test_x", "test_y", "unlabelled"})
+    if strange or ("test_x" in arrays) != ("test_y" in arrays):
+        raise InputError(f"{path} has {', '.join(arrays)}; test_x with test_y, and unlabelled, are accepted")
+    pair = as_pair((arrays["test_x"], arrays["test_y"]), f"{path}, test") if "test_x" in arrays else None
+    pool = as_inputs(arrays["unlabelled"], f"{path}, unlabelled") if "unlabelled" in arrays else None
+    return Common(pair, pool, None, NO_TRAITS)
+
+
+def agree(roster: Sequence[Introduction], test: Pair | None) -> Likelihood:
+    """Return the likelihood that fits all clients; refuse clients whose samples are of different kinds."""
+    kinds = {(one.input_shape, one.whole_inputs, one.label_shape, one.classes > 0): one.client for one in roster}
+    if len(kinds) > 1:
+        first, second = sorted(kinds.values())[:2]
+        raise InputError(f"clients {first} and {second} have inputs or labels of different shapes or kinds")
+    if not roster[0].classes:
+        return Gaussian(1.0)
+    return Categorical(max(2, *(one.classes for one in roster), 0 if test is None else int(test[1].max()) + 1))
