@@ -134,6 +134,7 @@ def test_same_bits_over_loopback(mode: str, tmp_path: Path) -> None:
     deployment = Deployment.open(tmp_path / "deployment")
     try:
         assert command(["flower", "status", *place]) == 0
+        assert command(["flower", "logs", "node1", *place]) == 0
         for method in MODES[mode]:
             text = tmp_path / f"{method}.toml"
             text.write_text(CONFIG.format(method=method))
@@ -184,7 +185,7 @@ def test_a_killed_node_is_missed_in_one_round_and_comes_back_with_its_state(tmp_
     events = log(out)
     assert [event["updates"] for event in events if event["event"] == "round"] == [3, 2, 3]
     faults = {(e["round"], e["client"]): e["fault"] for e in events if e["event"] == "client" and e["fault"]}
-    assert faults == {(2, 1): "its node was lost"}
+    assert faults == {(2, 1): "its node was lost; it is not connected"}
 
 
 @pytest.mark.slow

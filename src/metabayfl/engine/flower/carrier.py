@@ -62,10 +62,10 @@ class GridCarrier:
     """Messages by which nodes are being asked who they are, and since when."""
 
     def assemble(self, clients: int) -> list[Introduction]:
-        """Wait until all clients have introduced themselves."""
+        """Wait until all clients have introduced themselves; who is about to do so is heard."""
         deadline = time.monotonic() + self.waits.join_seconds
         missing = list(range(clients))
-        while missing and time.monotonic() < deadline:
+        while missing and (self.greetings or time.monotonic() < deadline):
             self._look_around()
             missing = [client for client in range(clients) if isinstance(self._node_of(client), str)]
             if missing:
@@ -164,6 +164,7 @@ class _Round:
         self.asked: dict[str, int] = {}
         self.tries: dict[int, int] = {}
         self.reasons: dict[int, str] = {}
+        self.lost: dict[int, str] = {}
 
     def to_ask(self) -> list[int]:
         """Clients who have no request under way."""
@@ -176,7 +177,7 @@ class _Round:
         code, text = reply if isinstance(reply, tuple) else (None, "")
         self.tries[client] = self.tries.get(client, 0) + 1
         if code in LOST and self.tries[client] < MOST_TRIES:
-            self.waiting[client], self.reasons[client] = time.monotonic(), LOST[code]
+            self.waiting[client], self.lost[client] = time.monotonic(), f"{LOST[code]}; it "
             return
         del self.waiting[client]
         yield client, reply if isinstance(reply, bytes) else f"{LOST.get(reply[0], 'it failed')}: {text}"
@@ -189,7 +190,7 @@ class _Round:
             if now - self.started > self.waits.reply_seconds:
                 reason = f"no answer within {self.waits.reply_seconds:g} s"
             elif everybody_is_known and client not in busy and now - since > self.waits.rejoin_seconds:
-                reason = self.reasons.get(client, "is not connected")
+                reason = self.lost.get(client, "") + self.reasons.get(client, "is not connected")
             else:
                 continue
             del self.waiting[client]
