@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,18 +42,9 @@ class Outcome:
     personal: dict[int, Params] = field(default_factory=dict)
 
 
-def run(
-    method: Method,
-    task: Task,
-    clients: Sequence[TrainData],
-    rounds: int,
-    *,
-    seed: int = 0,
-    visits: Callable[[int], Sequence[int]] = range,
-    **start: Tensor,
-) -> Params:
-    """Return the server after some rounds; `visits` orders the clients, `start` replaces parts of the server."""
-    return play(method, task, clients, rounds, seed=seed, visits=visits, **start).server
+def run(method: Method, task: Task, clients: Sequence[TrainData], rounds: int, **options: Any) -> Params:
+    """Return the server after some rounds; options as `play`."""
+    return play(method, task, clients, rounds, **options).server
 
 
 def play(
@@ -65,7 +57,7 @@ def play(
     visits: Callable[[int], Sequence[int]] = range,
     **start: Tensor,
 ) -> Outcome:
-    """Do what an engine does, without the engine."""
+    """Do what an engine does, without it; `visits` orders the clients, `start` replaces parts of the server."""
     ctx = Context(task, seed, 0, rounds, clients={number: len(data) for number, data in enumerate(clients)})
     found = Outcome(method.init_server(ctx) | start)
     found.states = {number: method.init_client(replace(ctx, client=number)) for number in range(len(clients))}

@@ -7,7 +7,7 @@ from torch import nn
 import metabayfl as mb
 from federations import federation, network
 from metabayfl.methods import Ditto, FedAvg, Local
-from quadratics import EYE, curvature, least_squares, line, play, regression
+from quadratics import EYE, curvature, fixed_point, least_squares, line, play, regression
 from test_local import same
 
 optimisers = pytest.mark.parametrize("optimiser", ["adam", "sgd"])
@@ -37,9 +37,11 @@ class TestIdentities:
 
 def test_personal_models_reach_their_fixed_point() -> None:
     """(A_n + prox) v_n = A_n w_n + prox w_g, with w_g where FedAvg has settled."""
-    clients, prox = [regression(0, 8, 8), regression(1, 24, 24)], 0.7
-    options = {"rate": 0.2, "epochs": 5, "optimiser": "sgd", "momentum": 0.0}
-    found = play(Ditto(prox=prox, **options), line(1, 1.0), clients, rounds=120)
+    clients, prox = [regression(0, 8, 8), regression(1, 24, 24)], 2.0
+    settled = fixed_point(clients, [0.25, 0.75], lambda a: EYE - torch.linalg.matrix_power(EYE - 0.2 * a, 5))
+    method = Ditto(prox=prox, rate=0.2, epochs=5, optimiser="sgd", momentum=0.0)
+    found = play(method, line(1, 1.0), clients, rounds=10, mu=settled)
+    torch.testing.assert_close(found.server["mu"], settled, rtol=0.0, atol=1e-12)
     for number, data in enumerate(clients):
         a = curvature(data)
         expected = torch.linalg.solve(a + prox * EYE, a @ least_squares(data) + prox * found.server["mu"])

@@ -7,18 +7,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from metabayfl.methods.base import Count, Method, NotNegative, get, put
+from metabayfl.methods.base import Count, NotNegative, put
 from metabayfl.methods.needs import Need
+from metabayfl.methods.own_models import OwnModels
 from metabayfl.options import InputError
 from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
 
 
-class FedFomo(Method):
+class FedFomo(OwnModels):
     """Each client receives some other clients' models and goes towards those that do better on its d_n."""
 
     name: ClassVar[str] = "fedfomo"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
-    personal: ClassVar[bool] = True
     selects: ClassVar[bool] = True
     floats_down: ClassVar[float] = 5.0
 
@@ -32,7 +32,7 @@ class FedFomo(Method):
     @property
     def needs(self) -> frozenset[Need]:
         """The server keeps the clients' models, and clients their own."""
-        return frozenset({Need.STATE, Need.INDIVIDUAL, Need.MODELS})
+        return super().needs | {Need.INDIVIDUAL, Need.MODELS}
 
     def init_server(self, ctx: Context) -> Params:
         """Return the common start and a table of how useful client j has been to client i; models come later."""
@@ -59,7 +59,7 @@ class FedFomo(Method):
 
     def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
         """Mix what is useful into the client's own model, then train that."""
-        own = get(state, "own") or self.init_model(ctx)
+        own = self.own_model(state, ctx)
         others = self.received(down, own, ctx)
         usefulness = self.usefulness(own, others, data, ctx)
         model, metrics = self.train(mix(own, others, usefulness), data, ctx)
@@ -106,20 +106,6 @@ class FedFomo(Method):
             after["affinity"][number] += payload["affinity"]
             after |= {f"{name}.{number}": payload[name].clone() for name in ("mu", "buffers") if name in payload}
         return after
-
-    def global_model(self, server: Params, ctx: Context) -> Params | None:
-        """There is none."""
-        return None
-
-    def received_model(self, down: Params, state: Params, ctx: Context) -> Params | None:
-        """There is none."""
-        return None
-
-    def personalise(
-        self, down: Params, state: Params, personal: Params | None, data: TrainData, ctx: Context
-    ) -> Params:
-        """Return the client's own model."""
-        return get(state, "own") or self.init_model(ctx)
 
 
 def mix(own: Params, others: dict[int, Params], usefulness: dict[int, float]) -> Params:

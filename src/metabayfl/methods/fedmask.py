@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from metabayfl import aggregate
-from metabayfl.methods.base import Method, get, put
-from metabayfl.methods.needs import Need
+from metabayfl.methods.base import put
+from metabayfl.methods.own_models import OwnModels
 from metabayfl.optim import Group, PointLoss, Rate
 from metabayfl.task import Task
 from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
@@ -21,12 +21,11 @@ SUREST = 0.7
 """A mean mask is kept between 1 - SUREST and SUREST before it becomes scores, so that these can change again."""
 
 
-class FedMask(Method):
+class FedMask(OwnModels):
     """Each client chooses which of the common, frozen weights its network uses; one bit for each weight is sent."""
 
     name: ClassVar[str] = "fedmask"
     paper: ClassVar[str] = "Li et al., SenSys 2021 (details are our reading)"
-    personal: ClassVar[bool] = True
     floats_up: ClassVar[float] = 1 / 32
     floats_down: ClassVar[float] = 1 / 4
 
@@ -38,11 +37,6 @@ class FedMask(Method):
     """Share of the units of each layer but the last that a client keeps, chosen once after its first epochs."""
     batchnorm: Literal["local"] = "local"
     """BatchNorm stays with the client."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Clients keep their units and what is not masked."""
-        return frozenset({Need.STATE})
 
     def init_server(self, ctx: Context) -> Params:
         """Return the common start and a random mean of the masks: scores all at the edge would flip all at once."""
@@ -88,20 +82,6 @@ class FedMask(Method):
         sums = aggregate.weighted_sums(updates, terms)
         mean = (LEVELS * sums["on"] / sums["owned"]).nan_to_num().round().to(torch.uint8)
         return server | {"mean": torch.where(sums["owned"] > 0, mean, server["mean"])}
-
-    def global_model(self, server: Params, ctx: Context) -> Params | None:
-        """There is none: units differ between clients."""
-        return None
-
-    def received_model(self, down: Params, state: Params, ctx: Context) -> Params | None:
-        """There is none."""
-        return None
-
-    def personalise(
-        self, down: Params, state: Params, personal: Params | None, data: TrainData, ctx: Context
-    ) -> Params:
-        """Return the frozen weights under the client's mask, with its own biases and normalisation."""
-        return get(state, "own") or ctx.task.initial()
 
 
 class Masking:
