@@ -18,7 +18,7 @@ ABOUT: dict[str, Any] = {
 }  # fmt: skip
 EVENT: dict[str, Any] = {
     "event": "client", "round": 2, "client": 3, "fault": "", "rate": 0.01, "nll": 0.3, "kl": 50.0, "kl_scale": 0.002,
-    "noisy_weights": 100, "sigma": 0.05, "incoming_nll": 0.9, "incoming_error": 0.1, "scored_samples": 64,
+    "noisy_weights": 100, "sigma": 0.05, "incoming_nll": 0.9, "scored_samples": 64,
     "allowed_rate": 0.5, "trained_nll": 0.4,
     "trial_nll.0.001": 0.70, "trial_error.0.001": 0.0, "trial_nll.0.01": 0.72, "trial_error.0.01": 0.05,
     "trial_nll.0.1": 0.95, "trial_error.0.1": 0.1,

@@ -70,7 +70,7 @@ def explain(event: Event, about: Mapping[str, Any]) -> list[str]:
 
 def _received(event: Event) -> list[str]:
     samples = f" on {event['scored_samples']:g} samples of d_n" if "scored_samples" in event else " on d_n"
-    return [f"The received model has NLL {event['incoming_nll']:.4f} ± {event['incoming_error']:.4f}{samples}."]
+    return [f"The received model has NLL {event['incoming_nll']:.4f}{samples}."]
 
 
 def _choice(event: Event, method: Mapping[str, Any]) -> list[str]:
