@@ -8,12 +8,14 @@ from metabayfl.methods.base import Method
 from metabayfl.methods.bayfl import BayFL
 from metabayfl.methods.central import Central
 from metabayfl.methods.ditto import Ditto
+from metabayfl.methods.fedamp import FedAMP
 from metabayfl.methods.fedavg import FedAvg
 from metabayfl.methods.fedavgm import FedAvgM
 from metabayfl.methods.fedbe import FedBE
 from metabayfl.methods.fedfomo import FedFomo
 from metabayfl.methods.fedmask import FedMask
 from metabayfl.methods.fedprox import FedProx
+from metabayfl.methods.heurfedamp import HeurFedAMP
 from metabayfl.methods.local import Local
 from metabayfl.methods.local_bnn import LocalBNN
 from metabayfl.methods.meta_bayfl import MetaBayFL
@@ -31,12 +33,14 @@ __all__ = [
     "BayFL",
     "Central",
     "Ditto",
+    "FedAMP",
     "FedAvg",
     "FedAvgM",
     "FedBE",
     "FedFomo",
     "FedMask",
     "FedProx",
+    "HeurFedAMP",
     "Local",
     "LocalBNN",
     "MetaBayFL",
@@ -57,12 +61,14 @@ METHODS: dict[str, type[Method]] = {
         BayFL,
         Central,
         Ditto,
+        FedAMP,
         FedAvg,
         FedAvgM,
         FedBE,
         FedFomo,
         FedMask,
         FedProx,
+        HeurFedAMP,
         Local,
         LocalBNN,
         MetaBayFL,
