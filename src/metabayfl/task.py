@@ -146,18 +146,35 @@ class Task:
 
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean negative log-likelihood of a mini-batch at `weights`; its gradient is left in `gradient`."""
-        self.gradient.zero_()
         nll = self.loss(x, y)
-        nll.backward()  # type: ignore[no-untyped-call]
-        self.backward_passes += len(x)
+        self.differentiate(nll, len(x))
         return nll.detach()
+
+    def differentiate(self, loss: Tensor, samples: int) -> None:
+        """Leave the gradient of a loss of so many samples, which has its graph, in `gradient`."""
+        self.gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.backward_passes += samples
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean negative log-likelihood of a mini-batch at `weights` in training mode, with its graph."""
+        return self.likelihood.nll(self.forward(x), y)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs at `weights` in training mode, with their graph."""
         if not self.module.training:
             self.module.train()
         self.forward_passes += len(x)
-        return self.likelihood.nll(self.module(self.prepare(x)), y)
+        outputs: Tensor = self.module(self.prepare(x))
+        return outputs
+
+    def consult(self, model: Params, x: Tensor) -> Tensor:
+        """Outputs of another model in evaluation mode; the buffers of the one in training are put back."""
+        buffers = self.buffers()
+        self.load(model)
+        outputs = self.outputs(x)
+        self.load_buffers({"buffers": buffers})
+        return outputs
 
     @torch.no_grad()
     def outputs(self, x: Tensor, *, dropout: bool = False) -> Tensor:

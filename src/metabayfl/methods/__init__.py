@@ -14,6 +14,7 @@ from metabayfl.methods.fedavgm import FedAvgM
 from metabayfl.methods.fedbe import FedBE
 from metabayfl.methods.fedfomo import FedFomo
 from metabayfl.methods.fedmask import FedMask
+from metabayfl.methods.fedphp import FedPHP
 from metabayfl.methods.fedprox import FedProx
 from metabayfl.methods.heurfedamp import HeurFedAMP
 from metabayfl.methods.local import Local
@@ -39,6 +40,7 @@ __all__ = [
     "FedBE",
     "FedFomo",
     "FedMask",
+    "FedPHP",
     "FedProx",
     "HeurFedAMP",
     "Local",
@@ -67,6 +69,7 @@ METHODS: dict[str, type[Method]] = {
         FedBE,
         FedFomo,
         FedMask,
+        FedPHP,
         FedProx,
         HeurFedAMP,
         Local,
