@@ -12,6 +12,7 @@ from metabayfl.methods.fedamp import FedAMP
 from metabayfl.methods.fedavg import FedAvg
 from metabayfl.methods.fedavgm import FedAvgM
 from metabayfl.methods.fedbe import FedBE
+from metabayfl.methods.fedcon import FedCon
 from metabayfl.methods.fedfomo import FedFomo
 from metabayfl.methods.fedmask import FedMask
 from metabayfl.methods.fedphp import FedPHP
@@ -38,6 +39,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedBE",
+    "FedCon",
     "FedFomo",
     "FedMask",
     "FedPHP",
@@ -67,6 +69,7 @@ METHODS: dict[str, type[Method]] = {
         FedAvg,
         FedAvgM,
         FedBE,
+        FedCon,
         FedFomo,
         FedMask,
         FedPHP,

@@ -109,7 +109,10 @@ class Method(Options):
 
     def train(self, model: Params, data: TrainData, ctx: Context) -> tuple[Params, dict[str, float]]:
         """Train a model on the client's data; the metrics go to the server with the update."""
-        objective = self.objective(model, data, ctx)
+        return self.minimise(self.objective(model, data, ctx), data, ctx)
+
+    def minimise(self, objective: Objective, data: TrainData, ctx: Context) -> tuple[Params, dict[str, float]]:
+        """Train on an objective; returns the model where it ends, and metrics."""
         metrics = self.descend(objective, data, ctx)
         return objective.model(), metrics | objective.metrics()
 

@@ -44,9 +44,8 @@ class FedPHP(FedAvg):
         """Train what was received, with the private model as a teacher, and let that inherit."""
         private, model = get(state, "own"), ctx.task.join(down, state)
         if private and self.transfer:
-            objective = Distillation(ctx.task, model, private, self.transfer, self.temperature)
-            metrics = self.descend(objective, data, ctx)
-            model = objective.model()
+            taught = Distillation(ctx.task, model, private, self.transfer, self.temperature)
+            model, metrics = self.minimise(taught, data, ctx)
         else:
             model, metrics = self.train(model, data, ctx)
         before = int(state.get(COUNT, torch.zeros(1))[0])
