@@ -50,7 +50,7 @@ def test_without_a_pool_it_is_refused_before_training() -> None:
 
 
 def test_regression_is_refused() -> None:
-    with pytest.raises(mb.InputError, match="fedbe averages predicted classes"):
+    with pytest.raises(mb.InputError, match="fedbe learns from predicted classes"):
         FedBE().init_server(Context(Task(nn.Linear(2, 1), Gaussian())))
 
 

@@ -1,13 +1,16 @@
 """Learning from predictions of other models instead of labels: FedPHP, FedBE, federated distillation."""
 
+from collections.abc import Iterable
+
+import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
 from metabayfl.likelihood import Categorical
-from metabayfl.optim import PointLoss
+from metabayfl.optim import Objective, PointLoss, Sgd, descend
 from metabayfl.options import InputError
 from metabayfl.task import Task
-from metabayfl.types import Params
+from metabayfl.types import Params, TrainData
 
 
 class Distillation(PointLoss):
@@ -34,3 +37,35 @@ def refuse_regression(name: str, task: Task) -> None:
     """Refuse a task whose predictions are not classes."""
     if not isinstance(task.likelihood, Categorical):
         raise InputError(f"{name} learns from predicted classes: whole-number labels are accepted")
+
+
+def mean_probabilities(predictions: Iterable[Tensor]) -> Tensor:
+    """Mean over models of the class probabilities, given their outputs."""
+    total = torch.zeros(())
+    for outputs in predictions:
+        total = total + outputs.softmax(1)
+    return total / total.sum(1, keepdim=True)
+
+
+def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
+    """p^(1/T) / Z: below 1 the temperature makes the likely classes likelier."""
+    sharp = probabilities ** (1 / temperature)
+    return sharp / sharp.sum(1, keepdim=True)
+
+
+def distil(
+    student: Objective, pool: TrainData, epochs: int, rate: float, averaged: float, rng: torch.Generator
+) -> Params:
+    """Train a student on predictions by SGD; its values are averaged over the last share of the steps."""
+    optimiser = Sgd(student.groups, weight_decay=1e-5, momentum=0.9)
+    steps = epochs * pool.steps_per_epoch()
+    first = steps - max(1, round(averaged * steps))
+    totals = [torch.zeros_like(group.values, dtype=torch.float64) for group in student.groups]
+    for step, batch in enumerate(pool.batches(epochs, rng)):
+        descend(student, optimiser, [batch], rate)
+        if step >= first:
+            for total, group in zip(totals, student.groups, strict=True):
+                total.add_(group.values)
+    for total, group in zip(totals, student.groups, strict=True):
+        group.values.copy_(total / (steps - first))
+    return student.model()

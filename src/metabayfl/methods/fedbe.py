@@ -7,28 +7,26 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from metabayfl.likelihood import Categorical
-from metabayfl.methods.base import Count, NotNegative, Positive
+from metabayfl.distillation import mean_probabilities, sharpen
+from metabayfl.methods.base import NotNegative, Positive
 from metabayfl.methods.fedavg import FedAvg
 from metabayfl.methods.needs import Need
-from metabayfl.optim import PointLoss, Sgd, descend
-from metabayfl.options import InputError
+from metabayfl.methods.pool_distillation import PoolDistillation
+from metabayfl.optim import PointLoss
 from metabayfl.randomness import numpy_generator
 from metabayfl.task import Task
-from metabayfl.types import Context, Params, Received, TrainData
+from metabayfl.types import Context, Params, Received
 
 SMALLEST_VARIANCE = 1e-6
 """Of the normalised updates, which have squared norm 1."""
 
 
-class FedBE(FedAvg):
+class FedBE(PoolDistillation, FedAvg):
     """FedAvg whose server samples models around the clients' and distils their mean prediction into one."""
 
     name: ClassVar[str] = "fedbe"
     paper: ClassVar[str] = "Chen & Chao, ICLR 2021"
 
-    batchnorm: Literal["average"] = "average"
-    """BatchNorm is averaged: the server predicts, and for that it needs whole models."""
     sampling: Literal["updates", "weights", "dirichlet"] = "updates"
     """Sample from a Gaussian over the clients' normalised updates or over their weights, or mix weights at random."""
     draws: Annotated[int, Field(ge=0)] = 10
@@ -37,37 +35,22 @@ class FedBE(FedAvg):
     """Factor on the standard deviation over the updates."""
     concentration: Positive = 1.0
     """Of the Dirichlet distribution over the clients."""
-    temperature: Positive = 0.5
-    """Below 1 sharpens the ensemble's prediction."""
     distil_epochs: Annotated[int, Field(ge=0)] = 20
     """Epochs over U; 0 sends the mean, which is FedAvg."""
-    distil_rate: Positive = 1e-3
-    """Learning rate of the distillation, SGD with momentum 0.9 and weight decay 1e-5."""
-    distil_batch: Count = 128
-    """Mini-batch size of the distillation."""
-    averaged: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the distillation's steps, the last ones, over which the student's weights are averaged."""
 
     @property
     def needs(self) -> frozenset[Need]:
         """Nothing beyond FedAvg without distillation."""
         return frozenset({Need.UNLABELLED, Need.INDIVIDUAL}) if self.distil_epochs else frozenset()
 
-    def init_server(self, ctx: Context) -> Params:
-        """Return the model; only predictions of classes can be averaged."""
-        if not isinstance(ctx.task.likelihood, Categorical):
-            raise InputError(f"{self.name} averages predicted classes: whole-number labels are accepted")
-        return super().init_server(ctx)
-
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """Average, ask the ensemble about U, and distil its answer into the average."""
         mean = super().aggregate(server, updates, ctx)
         if not self.distil_epochs:
             return mean
-        if (x := ctx.unlabelled) is None:
-            raise InputError(f"{self.name} needs {Need.UNLABELLED}, and there is none")
+        x = self.unlabelled(ctx)
         answer = self.answer(self.teachers(server, mean, updates, ctx), x, ctx.task)
-        return self.distil(mean, TrainData(x, answer, x[:0], answer[:0], self.distil_batch), ctx)
+        return self.distil(PointLoss(ctx.task, mean), x, answer, ctx)
 
     def teachers(self, server: Params, mean: Params, updates: Sequence[Received], ctx: Context) -> Iterator[Params]:
         """Return the mean, the clients' models, and samples around them with the mean's buffers."""
@@ -92,25 +75,7 @@ class FedBE(FedAvg):
 
     def answer(self, teachers: Iterator[Params], x: Tensor, task: Task) -> Tensor:
         """Mean of the teachers' probabilities, sharpened."""
-        total = torch.zeros(())
-        for teacher in teachers:
-            task.load(teacher)
-            total = total + task.outputs(x).softmax(1)
-        sharp = (total / total.sum(1, keepdim=True)) ** (1 / self.temperature)
-        return sharp / sharp.sum(1, keepdim=True)
-
-    def distil(self, start: Params, pool: TrainData, ctx: Context) -> Params:
-        """Train a student on the answer and average its weights along the way; BatchNorm adapts to U."""
-        student = PointLoss(ctx.task, start)
-        optimiser = Sgd(student.groups, weight_decay=1e-5, momentum=0.9)
-        steps = self.distil_epochs * pool.steps_per_epoch()
-        first = steps - max(1, round(self.averaged * steps))
-        total = torch.zeros_like(student.weights, dtype=torch.float64)
-        for step, batch in enumerate(pool.batches(self.distil_epochs, ctx.rng("distil"))):
-            descend(student, optimiser, [batch], self.distil_rate)
-            if step >= first:
-                total += student.weights
-        return student.model() | {"mu": (total / (steps - first)).to(student.weights.dtype)}
+        return sharpen(mean_probabilities(task.consult(teacher, x) for teacher in teachers), self.temperature)
 
 
 def sample_update(before: Tensor, weights: Tensor, noise: Tensor, task: Task) -> Tensor:
