@@ -33,10 +33,11 @@ class Distillation(PointLoss):
         return nll.item()
 
 
-def refuse_regression(name: str, task: Task) -> None:
-    """Refuse a task whose predictions are not classes."""
+def count_classes(name: str, task: Task) -> int:
+    """Return the number of classes; a task without is refused to method `name`."""
     if not isinstance(task.likelihood, Categorical):
         raise InputError(f"{name} learns from predicted classes: whole-number labels are accepted")
+    return task.likelihood.classes
 
 
 def mean_probabilities(predictions: Iterable[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from metabayfl.methods.needs import Need
 def method_table() -> Table:
     """One line for each method."""
     caption = """up / down: numbers that a client sends and receives in a round, in multiples of the network's
-gradients: passes of a client in a round, in multiples of FedAvg's; both at the default options
+gradients: passes of a client in a round, in multiples of FedAvg's; both at the default options; U: its size decides
 metabayfl methods NAME says what a method does and lists its options"""
     rows = Table(caption=caption, caption_justify="left")
     for column in ("name", "model", "headline", "up / down", "gradients", "needs", "from"):
@@ -20,9 +20,9 @@ metabayfl methods NAME says what a method does and lists its options"""
     for name, method in sorted(table().items()):
         model = "Bayesian" if is_bayesian(method) else "plain"
         headline = "personal" if method.personal else "global"
-        sent = f"{method.floats_up:.3g} / {method.floats_down:.3g}"
+        sent = f"{_multiple(method.floats_up)} / {_multiple(method.floats_down)}"
         needs = ", ".join(need for need in Need if need in method().needs)
-        rows.add_row(name, model, headline, sent, f"{method.passes:.3g}", needs, method.paper)
+        rows.add_row(name, model, headline, sent, _multiple(method.passes), needs, method.paper)
     return rows
 
 
@@ -40,6 +40,10 @@ def options_table(name: str) -> Table:
 def is_bayesian(method: type[Method]) -> bool:
     """Whether a method's models have a posterior."""
     return method().bayesian_layers != "none"
+
+
+def _multiple(value: float | None) -> str:
+    return "U" if value is None else f"{value:.3g}"
 
 
 def _accepted(schema: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from metabayfl.methods.fedavgm import FedAvgM
 from metabayfl.methods.fedbe import FedBE
 from metabayfl.methods.fedcon import FedCon
 from metabayfl.methods.fedfomo import FedFomo
+from metabayfl.methods.fedkd import FedKD
 from metabayfl.methods.fedmask import FedMask
 from metabayfl.methods.fedphp import FedPHP
 from metabayfl.methods.fedprox import FedProx
@@ -41,6 +42,7 @@ __all__ = [
     "FedBE",
     "FedCon",
     "FedFomo",
+    "FedKD",
     "FedMask",
     "FedPHP",
     "FedProx",
@@ -71,6 +73,7 @@ METHODS: dict[str, type[Method]] = {
         FedBE,
         FedCon,
         FedFomo,
+        FedKD,
         FedMask,
         FedPHP,
         FedProx,

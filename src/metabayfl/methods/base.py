@@ -33,11 +33,12 @@ class Method(Options):
     """Whether a round is an exchange of messages; without one there are no bytes to count."""
     pools: ClassVar[bool] = False
     """Whether all training data are put into one place first; tests remain with the clients."""
-    floats_up: ClassVar[float] = 1.0
-    """Numbers that a client sends in a round, as a multiple of the network's, at the default options."""
-    floats_down: ClassVar[float] = 1.0
+    floats_up: ClassVar[float | None] = 1.0
+    """Numbers that a client sends in a round, as a multiple of the network's, at the default options; None where it is
+    the size of U that decides."""
+    floats_down: ClassVar[float | None] = 1.0
     """Numbers that a client receives."""
-    passes: ClassVar[float] = 1.0
+    passes: ClassVar[float | None] = 1.0
     """Gradients that a client computes in a round, as a multiple of FedAvg's, at the default options."""
 
     rate: Rate = 1e-3
@@ -104,8 +105,11 @@ class Method(Options):
     def leave(self, model: Params, metrics: dict[str, float], data: TrainData, ctx: Context) -> Fit:
         """Return what a client leaves: what of its model is sent, what stays with it, and the model."""
         shared, private = ctx.task.split(model)
-        weight = float(len(data)) if self.weighting == "samples" else 1.0
-        return Fit(Update(shared, weight, metrics), private, model)
+        return Fit(Update(shared, self.weight_of(data), metrics), private, model)
+
+    def weight_of(self, data: TrainData) -> float:
+        """Return how much a client counts in the average."""
+        return float(len(data)) if self.weighting == "samples" else 1.0
 
     def train(self, model: Params, data: TrainData, ctx: Context) -> tuple[Params, dict[str, float]]:
         """Train a model on the client's data; the metrics go to the server with the update."""

@@ -66,7 +66,7 @@ class FedMask(OwnModels):
             units = masking.best_units(trial.scores, self.keep)
         loss = MaskLoss(masking, model, down["mean"], units.bool())
         metrics = self.descend(loss, data, ctx) | {"kept": loss.mask().double().mean().item()}
-        weight = float(len(data)) if self.weighting == "samples" else 1.0
+        weight = self.weight_of(data)
         payload = {"mask": pack(loss.mask()), "units": pack(units.bool())}
         state = put(loss.model(), "own") | {"units": units.bool().to(torch.uint8)}
         return Fit(Update(payload, weight, metrics), state, {})

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from metabayfl.distillation import Distillation, refuse_regression
+from metabayfl.distillation import Distillation, count_classes
 from metabayfl.methods.base import Positive, get, put
 from metabayfl.methods.fedavg import FedAvg
 from metabayfl.methods.needs import Need
@@ -37,7 +37,7 @@ class FedPHP(FedAvg):
 
     def init_server(self, ctx: Context) -> Params:
         """Return the model; only predictions of classes can be transferred."""
-        refuse_regression(self.name, ctx.task)
+        count_classes(self.name, ctx.task)
         return super().init_server(ctx)
 
     def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from metabayfl.distillation import distil, refuse_regression
+from metabayfl.distillation import count_classes, distil
 from metabayfl.methods.base import Count, Method, Positive
 from metabayfl.methods.needs import Need
 from metabayfl.optim import Objective
@@ -31,7 +31,7 @@ class PoolDistillation(Method):
 
     def init_server(self, ctx: Context) -> Params:
         """Return the model; only predictions of classes can be averaged."""
-        refuse_regression(self.name, ctx.task)
+        count_classes(self.name, ctx.task)
         return super().init_server(ctx)
 
     def unlabelled(self, ctx: Context) -> Tensor:

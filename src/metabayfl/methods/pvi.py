@@ -82,7 +82,7 @@ class PVI(BayFL):
         rest = {"rest": shared["mu"][ctx.task.bayesian_size :].clone()}
         rest |= {name: shared[name] for name in ("buffers",) if name in shared}
         factor = {name: state[name] + tensor for name, tensor in change.items()}
-        weight = float(len(data)) if self.weighting == "samples" else 1.0
+        weight = self.weight_of(data)
         return Fit(Update(change | rest, weight, metrics | {"rejected": rejected}), private | factor, own)
 
     def cavity(self, received: Params, state: Params, ctx: Context) -> tuple[Params, float]:
