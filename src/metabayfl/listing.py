@@ -19,7 +19,7 @@ metabayfl methods NAME says what a method does and lists its options"""
         rows.add_column(column, no_wrap=column == "name")
     for name, method in sorted(table().items()):
         model = "Bayesian" if is_bayesian(method) else "plain"
-        headline = "personal" if method.personal else "global"
+        headline = "personal" if method.is_personal else "global"
         sent = f"{_multiple(method.floats_up)} / {_multiple(method.floats_down)}"
         needs = ", ".join(need for need in Need if need in method().needs)
         rows.add_row(name, model, headline, sent, _multiple(method.passes), needs, method.paper)

@@ -25,7 +25,7 @@ class Method(Options):
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     """Where the method comes from."""
-    personal: ClassVar[bool] = False
+    is_personal: ClassVar[bool] = False
     """Whether the client's own model is the method's headline."""
     selects: ClassVar[bool] = False
     """Whether fitting needs d_n."""

@@ -16,7 +16,7 @@ class Ditto(FedAvg):
 
     name: ClassVar[str] = "ditto"
     paper: ClassVar[str] = "Li et al., ICML 2021"
-    personal: ClassVar[bool] = True
+    is_personal: ClassVar[bool] = True
     passes: ClassVar[float] = 2.0
 
     prox: NotNegative = 0.1

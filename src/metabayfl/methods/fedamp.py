@@ -19,7 +19,7 @@ from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
 class AttentiveMessages(Method):
     """The server keeps all clients' models and sends each client its own mixture of them; there is no global model."""
 
-    personal: ClassVar[bool] = True
+    is_personal: ClassVar[bool] = True
 
     prox: NotNegative = 0.1
     """Strength of the pull to the received mixture (lambda / alpha in the paper); 0 is none."""

@@ -22,7 +22,7 @@ class FedKD(PoolDistillation):
 
     name: ClassVar[str] = "fedkd"
     paper: ClassVar[str] = "Li & Wang, 2019 (FedMD); Itahara et al., IEEE TMC 2021 (DS-FL)"
-    personal: ClassVar[bool] = True
+    is_personal: ClassVar[bool] = True
     floats_up: ClassVar[None] = None
     floats_down: ClassVar[None] = None
     passes: ClassVar[None] = None

@@ -19,7 +19,7 @@ class FedPHP(FedAvg):
 
     name: ClassVar[str] = "fedphp"
     paper: ClassVar[str] = "Li et al., ECML PKDD 2021"
-    personal: ClassVar[bool] = True
+    is_personal: ClassVar[bool] = True
 
     transfer: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the private model's predictions in the loss, beside the labels; 0 trains as FedAvg does."""

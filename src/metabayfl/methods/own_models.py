@@ -10,7 +10,7 @@ from metabayfl.types import Context, Params, TrainData
 class OwnModels(Method):
     """A method whose clients keep their models in their state, under `own`."""
 
-    personal: ClassVar[bool] = True
+    is_personal: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -22,7 +22,7 @@ class PerFedAvg(FedAvg):
 
     name: ClassVar[str] = "per-fedavg"
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
-    personal: ClassVar[bool] = True
+    is_personal: ClassVar[bool] = True
     passes: ClassVar[float] = 2.0
 
     variant: Variant = "first-order"

@@ -20,7 +20,7 @@ class PFedBayes(BayFL):
 
     name: ClassVar[str] = "pfedbayes"
     paper: ClassVar[str] = "Zhang et al., ICML 2022"
-    personal: ClassVar[bool] = True
+    is_personal: ClassVar[bool] = True
 
     initial_sigma: Annotated[float, Field(ge=1e-6, le=10)] = 0.05
     """Standard deviation of the posteriors at the start."""

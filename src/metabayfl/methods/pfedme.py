@@ -17,7 +17,7 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
     paper: ClassVar[str] = "Dinh et al., NeurIPS 2020"
-    personal: ClassVar[bool] = True
+    is_personal: ClassVar[bool] = True
     passes: ClassVar[float] = 5.0
 
     prox: Annotated[float, Field(gt=0, validate_default=True)] = 15.0
