@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from metabayfl.likelihood import Categorical
 from metabayfl.methods import FedAvg, FedProx
+from metabayfl.optim import PointLoss
 from metabayfl.proximal import Proximal
 from metabayfl.task import Task
 from metabayfl.types import Context
@@ -53,7 +54,7 @@ def test_the_pull_is_the_gradient_of_half_the_squared_distance() -> None:
     module, x, y = meet(Cnn)
     task = Task(module, Categorical(3), batchnorm="local")
     centre = torch.randn(task.size, generator=torch.Generator().manual_seed(0))
-    plain, pulled = (Proximal(task, task.initial(), centre, prox) for prox in (0.0, 3.0))
+    plain, pulled = (Proximal(PointLoss(task, task.initial()), centre, prox) for prox in (0.0, 3.0))
     gradients = []
     for objective in (plain, pulled):
         with torch.random.fork_rng():

@@ -41,6 +41,12 @@ class Prior:
     sigma: Tensor | float
 
 
+def as_prior(posterior: Params) -> Prior:
+    """Return a posterior as the prior of another."""
+    rho = posterior["rho"]
+    return Prior(posterior["mu"][: len(rho)].clone(), sigma_of(rho))
+
+
 def kl(posterior: Params, prior: Prior) -> float:
     """KL(q || p), summed over the weights: log(s/sigma) + (sigma² + (mu - m)²) / (2 s²) - 1/2."""
     rho = posterior["rho"].double()

@@ -69,8 +69,12 @@ class BayFL(Method):
 
     def objective(self, model: Params, data: TrainData, ctx: Context) -> Objective:
         """Return the ELBO on the client's data."""
+        return self.elbo(model, self.prior_of(model), data, ctx)
+
+    def elbo(self, model: Params, prior: gaussian.Prior, data: TrainData, ctx: Context) -> Objective:
+        """Return the ELBO with a given prior."""
         samples = len(data) if self.kl == "client" else sum(ctx.clients.values())
-        scale, prior, noise = self.kl_weight / samples, self.prior_of(model), ctx.rng("noise")
+        scale, noise = self.kl_weight / samples, ctx.rng("noise")
         if self.backend == "ivon":
             return IvonLoss(ctx.task, model, prior, scale, noise)
         return gaussian.Elbo(ctx.task, model, prior, scale, noise, self.rho_rate)
@@ -83,10 +87,7 @@ class BayFL(Method):
 
     def prior_of(self, received: Params) -> gaussian.Prior:
         """Return the prior of this round."""
-        if self.prior == "fixed":
-            return gaussian.Prior(0.0, self.prior_sigma)
-        rho = received["rho"]
-        return gaussian.Prior(received["mu"][: len(rho)].clone(), gaussian.sigma_of(rho))
+        return gaussian.Prior(0.0, self.prior_sigma) if self.prior == "fixed" else gaussian.as_prior(received)
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """Average the posteriors by the chosen rule."""

@@ -7,6 +7,7 @@ import torch
 from metabayfl.methods.base import NotNegative, get, put
 from metabayfl.methods.fedavg import FedAvg
 from metabayfl.methods.needs import Need
+from metabayfl.optim import PointLoss
 from metabayfl.proximal import Proximal
 from metabayfl.types import Context, Fit, Params, TrainData
 
@@ -32,7 +33,8 @@ class Ditto(FedAvg):
         random = torch.get_rng_state()
         fit = super().fit(down, state, data, ctx)
         torch.set_rng_state(random)
-        own = Proximal(ctx.task, get(state, "own") or self.init_model(ctx), down["mu"], self.prox)
+        start = get(state, "own") or self.init_model(ctx)
+        own = Proximal(PointLoss(ctx.task, start), down["mu"], self.prox)
         metrics = self.descend(own, data, ctx)
         metrics = fit.update.metrics | {"personal_nll": metrics["nll"]} | own.metrics()
         return Fit(fit.update._replace(metrics=metrics), fit.state | put(own.model(), "own"), {})

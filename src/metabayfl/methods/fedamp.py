@@ -11,7 +11,7 @@ from torch import Tensor
 from metabayfl import aggregate
 from metabayfl.methods.base import Method, NotNegative, Positive, get, model_of, put
 from metabayfl.methods.needs import Need
-from metabayfl.optim import Objective, rate_at
+from metabayfl.optim import Objective, PointLoss, rate_at
 from metabayfl.proximal import Proximal
 from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
 
@@ -56,7 +56,7 @@ class AttentiveMessages(Method):
 
     def objective(self, model: Params, data: TrainData, ctx: Context) -> Objective:
         """Return NLL(w) + prox/2 |w - u_i|²."""
-        return Proximal(ctx.task, model, model["mu"], self.prox)
+        return Proximal(PointLoss(ctx.task, model), model["mu"], self.prox)
 
     def leave(self, model: Params, metrics: dict[str, float], data: TrainData, ctx: Context) -> Fit:
         """Send the model with the client's number: the server must know whose it is."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from metabayfl import aggregate
 from metabayfl.distillation import count_classes, sharpen
-from metabayfl.methods.base import Count, get, model_of, put
+from metabayfl.methods.base import Count, Positive, get, model_of, put
 from metabayfl.methods.needs import Need
 from metabayfl.methods.pool_distillation import PoolDistillation
 from metabayfl.optim import PointLoss, descend, rate_at
@@ -31,6 +31,8 @@ class FedKD(PoolDistillation):
     """Samples of U that are used, at most: each client receives them, once."""
     digest_epochs: Count = 1
     """Epochs over U in which a client learns the mean prediction, before those on its own data."""
+    distil_rate: Positive = 0.05
+    """Learning rate of the student, SGD with momentum 0.9 and weight decay 1e-5; it starts from nothing."""
     distil_epochs: Count = 20
     """Epochs over U in which the server's student, the global model, learns it."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metabayfl.methods.base import NotNegative
 from metabayfl.methods.fedavg import FedAvg
-from metabayfl.optim import Objective
+from metabayfl.optim import Objective, PointLoss
 from metabayfl.proximal import Proximal
 from metabayfl.types import Context, Params, TrainData
 
@@ -28,7 +28,7 @@ class FedProx(FedAvg):
 
     def objective(self, model: Params, data: TrainData, ctx: Context) -> Objective:
         """Return NLL(w) + prox/2 |w - w_g|²."""
-        return Proximal(ctx.task, model, model["mu"], self.prox)
+        return Proximal(PointLoss(ctx.task, model), model["mu"], self.prox)
 
     def batches(self, data: TrainData, ctx: Context) -> Iterable[tuple[Tensor, Tensor]]:
         """Return the mini-batches of a round: all of them, or the first few."""

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from metabayfl import aggregate
 from metabayfl.methods.base import Count, Method
-from metabayfl.optim import OptimiserName, Rate, descend, rate_at
+from metabayfl.optim import OptimiserName, PointLoss, Rate, descend, rate_at
 from metabayfl.proximal import Proximal
 from metabayfl.types import Context, Fit, Params, Received, TrainData
 
@@ -57,7 +57,7 @@ class PFedMe(Method):
         """For each mini-batch: solve for theta approximately, then w <- w - rate prox (w - theta)."""
         start = ctx.task.join(down, state)
         rate = rate_at(self.rate, ctx.round, ctx.rounds)
-        theta = Proximal(ctx.task, start, start["mu"], self.prox)
+        theta = Proximal(PointLoss(ctx.task, start), start["mu"], self.prox)
         optimiser = self.make_optimiser(theta)
         losses = []
         for batch in self.batches(data, ctx):

@@ -1,0 +1,59 @@
+"""Meta-BayFL's personal posterior (the paper's x_n and lambda): near the received one. docs/methods.md 3.6."""
+
+from typing import Literal
+
+import torch
+
+from metabayfl.methods.base import NotNegative, get, put
+from metabayfl.methods.bayfl import BayFL
+from metabayfl.methods.needs import Need
+from metabayfl.optim import descend
+from metabayfl.proximal import Proximal
+from metabayfl.types import Context, Diverged, Fit, Params, TrainData
+
+
+class PersonalPosterior(BayFL):
+    """A Bayesian method whose clients may train a posterior of their own beside the one that is shared."""
+
+    personal: Literal["last", "prox"] = "last"
+    """The client's own model: what its last training left, or a posterior of its own that is pulled to the received."""
+    prox: NotNegative = 0.1
+    """Strength of the pull of a personal posterior's means to the received ones (lambda); 0 is local training."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Clients keep their personal posteriors."""
+        return super().needs | ({Need.STATE} if self.personal == "prox" else set())
+
+    def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
+        """Take part, then train the personal posterior: the same rate, batches, noise and dropout masks."""
+        random = torch.get_rng_state()
+        fit = super().fit(down, state, data, ctx)
+        if self.personal == "last":
+            return fit
+        torch.set_rng_state(random)
+        received = ctx.task.join(down, state)
+        own, metrics = get(state, "own") or received, fit.update.metrics
+        if "rate" in metrics:
+            own, gained = self.train_own(own, received, metrics["rate"], data, ctx)
+            metrics = metrics | gained
+        return Fit(fit.update._replace(metrics=metrics), fit.state | put(own, "own"), {})
+
+    def train_own(
+        self, own: Params, received: Params, rate: float, data: TrainData, ctx: Context
+    ) -> tuple[Params, dict[str, float]]:
+        """Minimise the negative ELBO + prox/2 |mu - mu_g|²; a posterior that diverges stays as it was."""
+        elbo = self.elbo(own, self.prior_of(received), data, ctx)
+        pulled = Proximal(elbo, received["mu"], self.prox)
+        try:
+            trace = descend(pulled, self.make_optimiser(elbo), self.batches(data, ctx), rate)
+        except Diverged:
+            return own, {"personal_diverged": 1}
+        gained = {"personal_nll": trace.last(data.steps_per_epoch()), "distance": pulled.metrics()["distance"]}
+        return pulled.model(), gained
+
+    def personalise(
+        self, down: Params, state: Params, personal: Params | None, data: TrainData, ctx: Context
+    ) -> Params:
+        """Return the personal posterior, if there is one."""
+        return get(state, "own") or super().personalise(down, state, personal, data, ctx)
