@@ -10,7 +10,6 @@ from torch import Tensor
 from metabayfl.distillation import mean_probabilities, sharpen
 from metabayfl.methods.base import NotNegative, Positive
 from metabayfl.methods.fedavg import FedAvg
-from metabayfl.methods.needs import Need
 from metabayfl.methods.pool_distillation import PoolDistillation
 from metabayfl.optim import PointLoss
 from metabayfl.randomness import numpy_generator
@@ -27,6 +26,8 @@ class FedBE(PoolDistillation, FedAvg):
     name: ClassVar[str] = "fedbe"
     paper: ClassVar[str] = "Chen & Chao, ICLR 2021"
 
+    batchnorm: Literal["average"] = "average"
+    """BatchNorm is averaged: the server predicts, and for that it needs whole models."""
     sampling: Literal["updates", "weights", "dirichlet"] = "updates"
     """Sample from a Gaussian over the clients' normalised updates or over their weights, or mix weights at random."""
     draws: Annotated[int, Field(ge=0)] = 10
@@ -37,11 +38,6 @@ class FedBE(PoolDistillation, FedAvg):
     """Of the Dirichlet distribution over the clients."""
     distil_epochs: Annotated[int, Field(ge=0)] = 20
     """Epochs over U; 0 sends the mean, which is FedAvg."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Nothing beyond FedAvg without distillation."""
-        return frozenset({Need.UNLABELLED, Need.INDIVIDUAL}) if self.distil_epochs else frozenset()
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """Average, ask the ensemble about U, and distil its answer into the average."""

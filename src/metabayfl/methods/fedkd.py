@@ -1,7 +1,7 @@
 """FedKD (FedMD, Li & Wang, 2019): predictions on U travel, weights never do, unlike FedAvg. docs/methods.md 5.5."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ class FedKD(PoolDistillation):
     floats_down: ClassVar[None] = None
     passes: ClassVar[None] = None
 
+    batchnorm: Literal["average"] = "average"
+    """BatchNorm is averaged: the server predicts, and for that it needs whole models."""
     pool_samples: Count = 1000
     """Samples of U that are used, at most: each client receives them, once."""
     digest_epochs: Count = 1
@@ -39,7 +41,7 @@ class FedKD(PoolDistillation):
     @property
     def needs(self) -> frozenset[Need]:
         """U; clients keep it and their models, and the server must know who has it."""
-        return frozenset({Need.UNLABELLED, Need.STATE, Need.INDIVIDUAL})
+        return super().needs | {Need.STATE}
 
     def init_server(self, ctx: Context) -> Params:
         """Return the student, the samples of U in use, and that nobody has them."""

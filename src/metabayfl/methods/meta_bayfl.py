@@ -12,8 +12,8 @@ from torch import Tensor
 
 from metabayfl import aggregate
 from metabayfl.methods.base import Count, Method, Positive, model_of
-from metabayfl.methods.bayfl import BayFL
 from metabayfl.methods.personal_posterior import PersonalPosterior
+from metabayfl.methods.posterior_distillation import PosteriorDistillation
 from metabayfl.methods.trials import (
     BEYOND_NOISE,
     FEWEST_STEPS,
@@ -219,7 +219,7 @@ THE_PAPER: dict[str, Any] = {
 """The letter of the paper, as docs/methods.md 3.5 reads it; no guards, and nothing tuned."""
 
 
-class MetaBayFL(PersonalPosterior, RateSelection, BayFL):
+class MetaBayFL(PersonalPosterior, RateSelection, PosteriorDistillation):
     """BayFL whose clients choose their rate, each round anew, by the loss on d_n."""
 
     name: ClassVar[str] = "meta-bayfl"

@@ -1,6 +1,6 @@
 """What methods share whose server distils predictions on the unlabelled pool U. docs/methods.md 4.3."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
@@ -16,8 +16,6 @@ from metabayfl.types import Context, Params, TrainData
 class PoolDistillation(Method):
     """A method whose server trains a student on predictions for U."""
 
-    batchnorm: Literal["average"] = "average"
-    """BatchNorm is averaged: the server predicts, and for that it needs whole models."""
     temperature: Positive = 0.5
     """Below 1 sharpens the mean prediction."""
     distil_epochs: Annotated[int, Field(ge=0)] = 20
@@ -29,9 +27,20 @@ class PoolDistillation(Method):
     averaged: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the distillation's steps, the last ones, over which the student's weights are averaged."""
 
+    @property
+    def distils(self) -> bool:
+        """Whether it does so at these options."""
+        return self.distil_epochs > 0
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """U, and predictions of one client after the other."""
+        return super().needs | ({Need.UNLABELLED, Need.INDIVIDUAL} if self.distils else set())
+
     def init_server(self, ctx: Context) -> Params:
         """Return the model; only predictions of classes can be averaged."""
-        count_classes(self.name, ctx.task)
+        if self.distils:
+            count_classes(self.name, ctx.task)
         return super().init_server(ctx)
 
     def unlabelled(self, ctx: Context) -> Tensor:
