@@ -26,6 +26,7 @@ from metabayfl.methods.meta_bayfl_dropout import MetaBayFLDropout
 from metabayfl.methods.meta_fl import MetaFL
 from metabayfl.methods.per_fedavg import PerFedAvg
 from metabayfl.methods.pfedbayes import PFedBayes
+from metabayfl.methods.pfedbl import PFedBL
 from metabayfl.methods.pfedme import PFedMe
 from metabayfl.methods.pvi import PVI
 from metabayfl.options import InputError
@@ -53,6 +54,7 @@ __all__ = [
     "MetaBayFLDropout",
     "MetaFL",
     "Method",
+    "PFedBL",
     "PFedBayes",
     "PFedMe",
     "PerFedAvg",
@@ -85,6 +87,7 @@ METHODS: dict[str, type[Method]] = {
         MetaFL,
         PerFedAvg,
         PFedBayes,
+        PFedBL,
         PFedMe,
         PVI,
     )

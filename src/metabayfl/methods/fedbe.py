@@ -10,7 +10,7 @@ from torch import Tensor
 from metabayfl.distillation import mean_probabilities, sharpen
 from metabayfl.methods.base import NotNegative, Positive
 from metabayfl.methods.fedavg import FedAvg
-from metabayfl.methods.pool_distillation import PoolDistillation
+from metabayfl.methods.pool_distillation import PoolDistillation, unlabelled
 from metabayfl.optim import PointLoss
 from metabayfl.randomness import numpy_generator
 from metabayfl.task import Task
@@ -44,7 +44,7 @@ class FedBE(PoolDistillation, FedAvg):
         mean = super().aggregate(server, updates, ctx)
         if not self.distil_epochs:
             return mean
-        x = self.unlabelled(ctx)
+        x = unlabelled(self.name, ctx)
         answer = self.answer(self.teachers(server, mean, updates, ctx), x, ctx.task)
         return self.distil(PointLoss(ctx.task, mean), x, answer, ctx)
 

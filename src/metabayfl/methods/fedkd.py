@@ -10,7 +10,7 @@ from metabayfl import aggregate
 from metabayfl.distillation import count_classes, sharpen
 from metabayfl.methods.base import Count, Positive, get, model_of, put
 from metabayfl.methods.needs import Need
-from metabayfl.methods.pool_distillation import PoolDistillation
+from metabayfl.methods.pool_distillation import PoolDistillation, unlabelled
 from metabayfl.optim import PointLoss, descend, rate_at
 from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
 
@@ -45,7 +45,7 @@ class FedKD(PoolDistillation):
 
     def init_server(self, ctx: Context) -> Params:
         """Return the student, the samples of U in use, and that nobody has them."""
-        x = self.unlabelled(ctx)
+        x = unlabelled(self.name, ctx)
         rows = torch.randperm(len(x), generator=ctx.rng("pool"))[: self.pool_samples].sort().values
         return super().init_server(ctx) | {INPUTS: x[rows], HOLDERS: torch.zeros(len(ctx.clients), dtype=torch.uint8)}
 

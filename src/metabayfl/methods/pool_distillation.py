@@ -43,13 +43,14 @@ class PoolDistillation(Method):
             count_classes(self.name, ctx.task)
         return super().init_server(ctx)
 
-    def unlabelled(self, ctx: Context) -> Tensor:
-        """Return U."""
-        if ctx.unlabelled is None:
-            raise InputError(f"{self.name} needs {Need.UNLABELLED}, and there is none")
-        return ctx.unlabelled
-
     def distil(self, student: Objective, x: Tensor, answer: Tensor, ctx: Context) -> Params:
         """Train a student on an answer and average its weights along the way; BatchNorm adapts to U."""
         pool = TrainData(x, answer, x[:0], answer[:0], self.distil_batch)
         return distil(student, pool, self.distil_epochs, self.distil_rate, self.averaged, ctx.rng("distil"))
+
+
+def unlabelled(name: str, ctx: Context) -> Tensor:
+    """Return U, for method `name`."""
+    if ctx.unlabelled is None:
+        raise InputError(f"{name} needs {Need.UNLABELLED}, and there is none")
+    return ctx.unlabelled

@@ -11,7 +11,7 @@ from metabayfl.distillation import mean_probabilities, sharpen
 from metabayfl.gaussian import Elbo, as_prior
 from metabayfl.methods.base import Count
 from metabayfl.methods.bayfl import BayFL
-from metabayfl.methods.pool_distillation import PoolDistillation
+from metabayfl.methods.pool_distillation import PoolDistillation, unlabelled
 from metabayfl.types import Context, Params, Received
 
 
@@ -40,7 +40,7 @@ class PosteriorDistillation(PoolDistillation, BayFL):
         mean = super().aggregate(server, updates, ctx)
         if not self.server_distill:
             return mean
-        x = self.unlabelled(ctx)
+        x = unlabelled(self.name, ctx)
         answer = sharpen(mean_probabilities(self.predictions(mean, updates, x, ctx)), self.temperature)
         noise, scale = ctx.rng("distil noise"), self.kl_weight / len(x)
         return self.distil(Elbo(ctx.task, mean, as_prior(mean), scale, noise, self.rho_rate), x, answer, ctx)
