@@ -100,7 +100,7 @@ class TestPull:
         assert (own[0] - least_squares(CLIENTS[0])).norm() > 0.1
 
     def test_a_pull_that_cannot_work_is_refused(self) -> None:
-        with pytest.raises(mb.InputError, match=r"rate \* prox = 2: below 2 is accepted"):
+        with pytest.raises(mb.InputError, match=r"^prox = 20.0: rate \* prox = 2: below 2 is accepted"):
             FedAMP(prox=20.0, rate=0.1, optimiser="sgd")
 
 

@@ -101,7 +101,7 @@ class TestPrior:
 
 class TestWeight:
     def test_the_kl_term_becomes_a_share_of_the_nll(self) -> None:
-        method, nll, kl, samples = PFedBL(kl_share=0.2), 1.5, 400.0, 80
+        method, nll, kl, samples = PFedBL(kl_share=0.2, largest_kl_weight=1.0), 1.5, 400.0, 80
         assert method.next_weight(nll, kl, samples) * kl / samples == pytest.approx(0.2 * nll)
 
     def test_within_bounds(self) -> None:
@@ -111,11 +111,12 @@ class TestWeight:
 
     def test_it_is_used_in_the_next_round(self) -> None:
         data = replace(federation(), unlabelled=POOL)
-        result = mb.federate(network(), data, PFedBL(epochs=1), rounds=2)
+        method = PFedBL(epochs=1, largest_kl_weight=100.0)
+        result = mb.federate(network(), data, method, rounds=2)
         events = {(e["round"], e["client"]): e for e in result.events if e["event"] == "client"}
         for number in range(3):
             first, second = events[1, number], events[2, number]
-            expected = PFedBL().next_weight(first["nll"], first["kl"], round(first["weight"]))
+            expected = method.next_weight(first["nll"], first["kl"], round(first["weight"]))
             assert first["kl_weight"] == 0.01
             assert math.isclose(second["kl_weight"], expected)
 

@@ -2,10 +2,10 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
-from pydantic import model_validator
+from pydantic import ValidationInfo, field_validator
 from torch import Tensor
 
 from metabayfl import aggregate
@@ -24,13 +24,14 @@ class AttentiveMessages(Method):
     prox: NotNegative = 0.1
     """Strength of the pull to the received mixture (lambda / alpha in the paper); 0 is none."""
 
-    @model_validator(mode="after")
-    def _is_stable(self) -> Self:
+    @field_validator("prox")
+    @classmethod
+    def _is_stable(cls, prox: float, others: ValidationInfo) -> float:
         """Refuse a pull whose steps grow on a flat loss."""
-        step = rate_at(self.rate, 0, 1) * self.prox
-        if step >= 2 and self.optimiser == "sgd":
-            raise ValueError(f"rate * prox = {step:g}: below 2 is accepted")
-        return self
+        product = prox * rate_at(others.data.get("rate", 0.0), 0, 1)
+        if product >= 2 and others.data.get("optimiser") == "sgd":
+            raise ValueError(f"rate * prox = {product:g}: below 2 is accepted")
+        return prox
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -28,7 +28,7 @@ class FedKD(PoolDistillation):
     passes: ClassVar[None] = None
 
     batchnorm: Literal["average"] = "average"
-    """BatchNorm is averaged: the server predicts, and for that it needs whole models."""
+    """No part of a model travels: clients keep their BatchNorm statistics, and the student has those of U."""
     pool_samples: Count = 1000
     """Samples of U that are used, at most: each client receives them, once."""
     digest_epochs: Count = 1

@@ -45,8 +45,8 @@ class PFedBL(BayFL):
     """What the KL weighs beside the NLL: after a client's first round its kl_weight is kl_share NLL |D_n| / KL."""
     smallest_kl_weight: Positive = 1e-4
     """Lower bound of that weight."""
-    largest_kl_weight: Positive = 1.0
-    """Upper bound of that weight."""
+    largest_kl_weight: Positive = 0.01
+    """Upper bound of that weight: it rises by itself, as a heavier KL makes the KL smaller."""
     drawn_features: Count = 200
     """Features that a client draws to shift the last layer."""
     prior_epochs: Annotated[int, Field(ge=0)] = 5

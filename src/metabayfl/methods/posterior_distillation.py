@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Self
 
-from pydantic import model_validator
+from pydantic import ValidationInfo, field_validator
 from torch import Tensor
 
 from metabayfl.distillation import mean_probabilities, sharpen
@@ -23,12 +22,13 @@ class PosteriorDistillation(PoolDistillation, BayFL):
     teacher_draws: Count = 2
     """Weight samples of each posterior, the averaged one and the clients', that answer."""
 
-    @model_validator(mode="after")
-    def _whole_models(self) -> Self:
+    @field_validator("server_distill")
+    @classmethod
+    def _whole_models(cls, server_distill: bool, others: ValidationInfo) -> bool:
         """Refuse to predict with a part of a model."""
-        if self.server_distill and self.batchnorm == "local":
-            raise ValueError("server_distill = true: the server needs whole models, batchnorm = 'average' is accepted")
-        return self
+        if server_distill and others.data.get("batchnorm") == "local":
+            raise ValueError("the server needs whole models: batchnorm = 'average' is accepted")
+        return server_distill
 
     @property
     def distils(self) -> bool:
