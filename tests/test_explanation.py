@@ -98,7 +98,7 @@ class TestWarnings:
         assert warnings_of(EVENT | {"kl": 0.5, "allowed_rate": 1.0}, about) == []
 
     def test_the_guard(self) -> None:
-        assert "the rate guard is active: nothing above 0.5 is allowed" in warned(allowed_rate=0.5)
+        assert "the rate guard allows nothing above 0.5 in this round" in warned(allowed_rate=0.5)
 
     def test_few_samples(self) -> None:
         assert "only 12 samples of d_n" in warned(scored_samples=12)

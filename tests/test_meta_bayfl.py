@@ -117,7 +117,9 @@ class TestGuards:
         data = client_data(200, 100)
         wrong = TrainData(data.x, 2 - data.y, data.select_x, data.select_y, data.batch_size)
         fit, down = take_part(mb.MetaFL(rates=(0.01,), epochs=5), wrong)
-        assert fit.update.metrics["rejected"] == 1
+        found = fit.update.metrics
+        assert found["rejected"] == 1
+        assert found["trained_nll"] > found["incoming_nll"]
         assert torch.equal(fit.update.payload["mu"], down["mu"])
         stubborn, _ = take_part(mb.MetaFL(rates=(0.01,), epochs=5, keep_better=False), wrong)
         assert not torch.equal(stubborn.update.payload["mu"], down["mu"])

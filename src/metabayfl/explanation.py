@@ -123,7 +123,8 @@ def _selection_warnings(event: Event, candidates: Sequence[float]) -> list[str]:
     allowed = event.get("allowed_rate")
     if allowed is not None and candidates and candidates[-1] > allowed * (1 + 1e-9):
         found.append(
-            f"the rate guard is active: nothing above {allowed:.3g} is allowed, as the averaged model got worse on d_n"
+            f"the rate guard allows nothing above {allowed:.3g} in this round: it starts at the middle candidate, "
+            "rises while the averaged model gets better on d_n, and falls when it got much worse"
         )
     if event.get("scored_samples", FEW_SAMPLES) < FEW_SAMPLES:
         found.append(

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from metabayfl import aggregate
-from metabayfl.methods.base import Count, Method, Positive, model_of
+from metabayfl.methods.base import Count, Method, Positive, get, model_of, put
 from metabayfl.methods.personal_posterior import PersonalPosterior
 from metabayfl.methods.posterior_distillation import PosteriorDistillation
 from metabayfl.methods.trials import (
@@ -35,7 +35,6 @@ ceiling that a failure has left, each round."""
 SETBACK = 0.05
 """Share of the loss by which it must have risen for a model to be taken back: averages of skewed clients wander."""
 SEEN = "seen.losses"
-BEFORE = "before."
 
 
 class RateSelection(Method):
@@ -80,33 +79,33 @@ class RateSelection(Method):
 
     def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
         """Try the rates from the received model, and go on with the best one where its trial ended."""
-        model = received = ctx.task.join(down, state)
+        received, largest = ctx.task.join(down, state), float(down["guard"][0])
         before = self.losses(received, data, ctx)
-        metrics = {"incoming_nll": before.mean().item(), "scored_samples": len(before)}
-        metrics |= change_of(before, state.get(SEEN)) | {"allowed_rate": float(down["guard"][0])}
-        model, trained = self.train_by_choice(received, before, data, metrics, ctx)
-        fit = self.leave(model, metrics | trained, data, ctx)
+        model, metrics = self.train_by_choice(received, before, largest, data, ctx)
+        metrics |= {"incoming_nll": before.mean().item(), "scored_samples": len(before), "allowed_rate": largest}
+        fit = self.leave(model, metrics | change_of(before, state.get(SEEN)), data, ctx)
         return fit._replace(state=fit.state | {SEEN: before})
 
     def train_by_choice(
-        self, received: Params, before: Tensor, data: TrainData, metrics: dict[str, float], ctx: Context
+        self, received: Params, before: Tensor, largest: float, data: TrainData, ctx: Context
     ) -> tuple[Params, dict[str, float]]:
         """Train with the chosen rate, or with one for each epoch; returns the received model if that was better."""
-        model = received
-        ctx.seconds["selection"], steps = 0.0, 0
+        model, metrics = received, {"steps": 0.0}
+        ctx.seconds["selection"] = 0.0
         for part in range(self.epochs if self.select_every == "epoch" else 1):
-            winner, scores = self.select_rate(model, metrics["allowed_rate"], data, replace(ctx, part=part))
+            winner, scores = self.select_rate(model, largest, data, replace(ctx, part=part))
             metrics |= scores
             if winner is None:
                 return received, metrics | {"diverged": 1}
             winner.run()
-            metrics["rate"], steps, model = winner.rate, steps + len(winner.nll), winner.model
-            after = None if winner.failed else self.losses(model, data, ctx)
-            if after is None or (self.keep_better and is_worse(after, before)):
+            metrics |= {"rate": winner.rate, "steps": metrics["steps"] + len(winner.nll)}
+            if winner.failed:
                 return received, metrics | {"rejected": 1}
-            last = winner.nll[-data.steps_per_epoch() :]
-            metrics |= {"trained_nll": after.mean().item(), "nll": sum(last) / len(last), "steps": steps}
+            model, after = winner.model, self.losses(winner.model, data, ctx)
+            metrics |= {"trained_nll": after.mean().item(), "nll": winner.last_nll(data.steps_per_epoch())}
             metrics |= winner.objective.metrics()
+            if self.keep_better and is_worse(after, before):
+                return received, metrics | {"rejected": 1}
         return model, metrics
 
     def select_rate(
@@ -149,7 +148,12 @@ class RateSelection(Method):
         model = super().init_server(ctx)
         rates = self.allowed_rates(math.inf, ctx)
         start = rates[(len(rates) - 1) // 2] if self.guard else rates[-1]
-        return model | previous(model) | {"guard": torch.tensor([start, rates[-1]], dtype=torch.float64)}
+        return self.server_state(model, model, [start, rates[-1]])
+
+    def server_state(self, model: Params, before: Params, guard: Sequence[float]) -> Params:
+        """Return what the server keeps; the model before is for the guard."""
+        kept = put(before, "before") if self.guard else {}
+        return model | kept | {"guard": torch.tensor(guard, dtype=torch.float64)}
 
     def broadcast(self, server: Params, ctx: Context) -> Params:
         """Send the model and the largest allowed rate."""
@@ -165,12 +169,11 @@ class RateSelection(Method):
         better, much_worse = change < -BEYOND_NOISE * error, change > max(BEYOND_NOISE * error, SETBACK * abs(loss))
         largest, ceiling = server["guard"].tolist()
         if self.guard and much_worse:
-            model = {name.removeprefix(BEFORE): server[name] for name in server if name.startswith(BEFORE)}
-            guard = [largest * SHRINK, largest * SHRINK]
+            model, guard = get(server, "before"), [largest * SHRINK, largest * SHRINK]
         else:
             model = super().aggregate(server, updates, ctx)
             guard = [min(largest * (GROW if better else 1.0), ceiling), self.raised(ceiling, ctx)]
-        return model | previous(server) | {"guard": torch.tensor(guard, dtype=torch.float64)}
+        return self.server_state(model, model_of(server), guard)
 
     def raised(self, ceiling: float, ctx: Context) -> float:
         """Return the ceiling of the next round: failures are forgotten slowly."""
@@ -192,11 +195,6 @@ def pooled_change(updates: Sequence[Received]) -> tuple[float, float, float]:
     change = sum(share * metrics["change"] for share, metrics in known) / total
     error = math.hypot(0.0, *(share * metrics["change_error"] for share, metrics in known)) / total
     return change, error, sum(share * metrics["incoming_nll"] for share, metrics in known) / total
-
-
-def previous(server: Params) -> Params:
-    """Return the model of a state under the names of the one before."""
-    return {f"{BEFORE}{name}": tensor for name, tensor in model_of(server).items()}
 
 
 THE_PAPER: dict[str, Any] = {

@@ -48,6 +48,11 @@ class Trial:
         self.pause()
         self.seconds += time.perf_counter() - started
 
+    def last_nll(self, steps: int) -> float:
+        """Mean training loss of the last steps."""
+        recent = self.nll[-steps:]
+        return sum(recent) / len(recent)
+
     def pause(self) -> None:
         """Keep what the next trial on the same task would change: the buffers and the state of the global generator."""
         self.model, self.random = self.objective.model(), torch.get_rng_state()
