@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from federations import Failing, bits, federation, job, log, network, one_line, train
 from metabayfl.engine import local, workers
-from metabayfl.engine.client import Desk, subset
+from metabayfl.engine.client import Desk
+from metabayfl.engine.scores import subset
 from metabayfl.engine.workers import InProcess, Pool
 from metabayfl.methods import BayFL, FedAvg, Method
 from metabayfl.options import InputError

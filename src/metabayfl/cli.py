@@ -75,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
         _add_run,
         _add_resume,
         _add_compare,
+        _add_tune,
         _add_report,
         _add_explain,
         _add_cost,
@@ -101,6 +102,7 @@ def _add_demo(commands: "Commands") -> None:
         "plan": False,
         "parallel": "runs",
         "allow_leak": False,
+        "tuned": None,
     }
     demo.set_defaults(reader=read_comparison, handler="compare:compare", **chosen)
 
@@ -124,14 +126,30 @@ def _add_resume(commands: "Commands") -> None:
 def _add_compare(commands: "Commands") -> None:
     compare = commands.add_parser("compare", help="several methods and seeds on the same data, with intervals")
     _add_config(compare, read_comparison)
-    compare.add_argument("--methods", default="", help="names or labels: fedavg,bayfl (default: all [methods.LABEL])")
-    compare.add_argument("--seeds", default="0,1,2", help="such as 0,1,2 (the default) or 0-4")
-    compare.add_argument("--out", type=Path, help="directory of the comparison (default: runs/compare-CONFIG)")
+    _add_grid(compare, "compare", seeds="0,1,2")
+    tuned = "values that `metabayfl tune` chose; they come before those of [methods.LABEL]"
+    compare.add_argument("--tuned", type=Path, metavar="FILE", help=tuned)
     compare.add_argument("--allow-leak", action="store_true", help="accept methods that see test data, for study")
     compare.add_argument("--plan", action="store_true", help="only estimate time and bytes")
-    compare.add_argument("--parallel", choices=["runs", "clients"], default="runs", help="what the workers share")
     _add_running(compare)
     compare.set_defaults(handler="compare:compare")
+
+
+def _add_tune(commands: "Commands") -> None:
+    tune = commands.add_parser("tune", help="find the best value of an option for each method, by its accuracy on d_n")
+    _add_config(tune, read_comparison)
+    _add_grid(tune, "tune", seeds="100")
+    values = "an option and its candidates, such as rate=1e-3,1e-2,1e-1; all combinations of several are tried"
+    tune.add_argument("--values", action="append", required=True, metavar="KEY=A,B,C", help=values)
+    _add_running(tune)
+    tune.set_defaults(handler="tune:tune", allow_leak=False)
+
+
+def _add_grid(command: argparse.ArgumentParser, verb: str, seeds: str) -> None:
+    command.add_argument("--methods", default="", help="names or labels: fedavg,bayfl (default: all [methods.LABEL])")
+    command.add_argument("--seeds", default=seeds, help=f"such as 0,1,2 or 0-4 (default: {seeds})")
+    command.add_argument("--out", type=Path, help=f"directory of the runs (default: runs/{verb}-CONFIG)")
+    command.add_argument("--parallel", choices=["runs", "clients"], default="runs", help="what the workers share")
 
 
 def _add_report(commands: "Commands") -> None:

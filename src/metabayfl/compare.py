@@ -67,6 +67,14 @@ def make_grid(
     return cells
 
 
+def with_tuned(config: CompareConfig, values: dict[str, Any]) -> CompareConfig:
+    """Return a config whose [methods.LABEL] sections begin with tuned values."""
+    sections = {label: dict(section) for label, section in config.methods.items()}
+    for label, tuned in values.get("methods", {}).items():
+        sections[label] = tuned | sections.get(label, {})
+    return config.model_copy(update={"methods": sections})
+
+
 def method_section(config: CompareConfig, label: str) -> dict[str, Any]:
     """Return the method of a label: the fields of [method] that it has, then its own section [methods.LABEL]."""
     own = {key: value for key, value in config.methods.get(label, {}).items() if key != "model"}

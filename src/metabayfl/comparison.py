@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -12,6 +12,8 @@ from metabayfl.ledger import summarise_costs
 from metabayfl.statistics import Difference, Spread, paired_difference, spread
 
 Row = dict[str, Any]
+STOPPED = " stopped"
+"""Ends the name of a number at the round at which the clients' NLL on d_n was lowest."""
 HEADLINES = {
     "G/G accuracy": "G/G acc",
     "P/L accuracy": "P/L acc",
@@ -26,6 +28,32 @@ HEADLINES = {
     "selection_seconds": "of it selection",
     "eval_seconds": "eval s",
 }
+BESIDES = {
+    "after the last round, averaged over rounds (A) and personal (P)": {
+        "A/G accuracy": "A/G acc",
+        "A/G nll": "A/G NLL",
+        "A/G ece": "A/G ECE",
+        "P/L nll": "P/L NLL",
+    },
+    "scaled by the temperature found on d_n": {
+        "G/G scaled_nll": "G/G NLL",
+        "G/G scaled_ece": "G/G ECE",
+        "A/G scaled_nll": "A/G NLL",
+        "A/G scaled_ece": "A/G ECE",
+        "P/L scaled_nll": "P/L NLL",
+    },
+    "stopped at the lowest NLL on d_n": {
+        "G stop round": "round",
+        "G/G accuracy stopped": "G/G acc",
+        "G/G nll stopped": "G/G NLL",
+        "G/G ece stopped": "G/G ECE",
+        "G/G scaled_nll stopped": "scaled NLL",
+        "G/G scaled_ece stopped": "scaled ECE",
+        "A/G accuracy stopped": "A/G acc",
+        "P/L accuracy stopped": "P/L acc",
+    },
+}
+"""More numbers, each group a table of its own, where a plan asks for them (eval.on_dn, average)."""
 IDENTITY = ("method", "seed", "run")
 
 
@@ -67,13 +95,31 @@ def row_of(method: str, seed: int, run: str, events: Sequence[Row]) -> Row | Non
     judged = [event for event in events if event["event"] == "round" and event["metrics"]]
     if not judged:
         return None
-    row: Row = {"method": method, "seed": seed, "run": run}
-    for view, metrics in judged[-1]["metrics"].items():
-        for name, summary in metrics.items():
-            for column, value in summary.items():
-                row[f"{view} {name}" if column in ("value", "weighted") else f"{view} {name} {column}"] = value
+    row: Row = {"method": method, "seed": seed, "run": run} | _flat(judged[-1]["metrics"])
     total: Row = summarise_costs(events)["total"]
-    return row | total
+    return row | _stopped(judged) | total
+
+
+def _flat(views: Row) -> Row:
+    return {
+        f"{view} {name}" if column in ("value", "weighted") else f"{view} {name} {column}": value
+        for view, metrics in views.items()
+        for name, summary in metrics.items()
+        for column, value in summary.items()
+    }
+
+
+def _stopped(judged: Sequence[Row]) -> Row:
+    """Return the numbers of each kind of model at the round at which its mean NLL on d_n was lowest."""
+    row: Row = {}
+    for who in "GAP":
+        known = [event for event in judged if f"{who}/D" in event["metrics"]]
+        if known:
+            best = min(known, key=lambda event: event["metrics"][f"{who}/D"]["nll"]["weighted"])
+            own = {view: metrics for view, metrics in best["metrics"].items() if view.startswith(who)}
+            row |= {f"{name}{STOPPED}": value for name, value in _flat(own).items()}
+            row[f"{who} stop round"] = best["round"]
+    return row
 
 
 def caption(summary: dict[str, Any]) -> str:
@@ -84,14 +130,21 @@ def caption(summary: dict[str, Any]) -> str:
     return f"mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))})"
 
 
-def spreads(summary: dict[str, Any]) -> Grid:
-    """Mean ± standard deviation over seeds of the headline numbers."""
-    shown = _shown(summary)
+def spreads(summary: dict[str, Any], titles: Mapping[str, str] = HEADLINES) -> Grid:
+    """Mean ± standard deviation over seeds of the headline numbers, or of others with their titles."""
+    shown = _shown(summary, titles)
     rows = [
         [method, *(_spread_cell(name, entries.get(name)) for name in shown)]
         for method, entries in summary["methods"].items()
     ]
-    return [["method", *(HEADLINES[name] for name in shown)], *rows]
+    return [["method", *(titles[name] for name in shown)], *rows]
+
+
+def besides(summary: dict[str, Any]) -> dict[str, Grid]:
+    """Return the tables beside the main one, by what they show; none if the plan asked for nothing more."""
+    if not any(name.endswith(STOPPED) or name.startswith("A/") for name in _known(summary)):
+        return {}
+    return {title: spreads(summary, titles) for title, titles in BESIDES.items() if _shown(summary, titles)}
 
 
 def difference_caption(summary: dict[str, Any]) -> str:
@@ -130,9 +183,13 @@ def as_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def _shown(summary: dict[str, Any]) -> list[str]:
-    known = {name for entries in summary["methods"].values() for name in entries}
-    return [name for name in HEADLINES if name in known]
+def _known(summary: dict[str, Any]) -> set[str]:
+    return {name for entries in summary["methods"].values() for name in entries}
+
+
+def _shown(summary: dict[str, Any], titles: Mapping[str, str] = HEADLINES) -> list[str]:
+    known = _known(summary)
+    return [name for name in titles if name in known]
 
 
 def _spread_cell(name: str, entry: dict[str, Any] | None) -> str:

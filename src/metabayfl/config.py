@@ -127,6 +127,9 @@ class EvalOptions(Options):
     """Use only so many samples of the common test set (always the same ones)."""
     local_subset: Count | None = None
     """Use only so many samples of each client's test part (always the same ones)."""
+    on_dn: bool = False
+    """Judge on d_n too, where it is held out: for tuning, for stopping in time, and to scale predictions by the
+    temperature that is best there."""
 
     def rounds_to_evaluate(self, rounds: int) -> set[int]:
         """Rounds, counted from 1, after which models are judged."""
@@ -157,6 +160,9 @@ class Plan(Options):
     """Clients invited to each round; all by default."""
     min_updates: Count = 1
     """Fewest good updates that make a round; with fewer the run stops."""
+    average: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of each round in an average of the global model over rounds, which is judged and written beside the last
+    one (A/G, averaged.safetensors); 0 is none."""
     keep_personal: bool = True
     """Whether each client's own model is kept for evaluation and prediction."""
     select: SelectOptions = SelectOptions()
@@ -227,10 +233,11 @@ def apply(values: dict[str, Any], change: str) -> None:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
             raise InputError(f"--set {change!r}: {section} is a value, not a section")
-    values[last] = _parse(text.strip())
+    values[last] = parse_value(text.strip())
 
 
-def _parse(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """Read a value as TOML, or as a plain string."""
     try:
         values = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

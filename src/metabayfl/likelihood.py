@@ -9,6 +9,8 @@ from torch.nn.functional import cross_entropy
 from metabayfl import metrics
 from metabayfl.options import InputError
 
+TEMPERATURES = tuple(2.0 ** (step / 8) for step in range(-12, 25))
+
 
 @dataclass(frozen=True)
 class Categorical:
@@ -32,6 +34,12 @@ class Categorical:
         """Count, mean confidence and accuracy in each bin of the confidence."""
         bins = metrics.reliability(metrics.mean_probabilities(outputs), y)
         return {name: [round(value, 6) for value in found.tolist()] for name, found in vars(bins).items()}
+
+    def by_temperature(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        """NLL of predictions whose logits are divided by each of a grid of temperatures."""
+        return {
+            f"{temperature:.4g}": self.losses(outputs / temperature, y).mean().item() for temperature in TEMPERATURES
+        }
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
         """Refuse a model whose outputs do not fit the labels."""
@@ -69,6 +77,10 @@ class Gaussian:
 
     def reliability(self, outputs: Tensor, y: Tensor) -> dict[str, list[float]]:
         """Return nothing: values have no top label whose confidence could be binned."""
+        return {}
+
+    def by_temperature(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        """Return nothing: values have no logits that a temperature could scale."""
         return {}
 
     def check(self, outputs: Tensor, y: Tensor) -> None:

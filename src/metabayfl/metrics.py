@@ -124,7 +124,7 @@ def regression(outputs: Tensor, y: Tensor, noise_std: float) -> dict[str, float]
     }
 
 
-def summarise(values: Sequence[float], sizes: Sequence[int], higher_is_better: bool = True) -> dict[str, float]:
+def summarise(values: Sequence[float], sizes: Sequence[float], higher_is_better: bool = True) -> dict[str, float]:
     """Size-weighted mean, plain mean, worst and population std over the clients that have data; {} if none has."""
     if any(size < 0 for size in sizes):
         raise ValueError(f"client sizes must not be negative, got {list(sizes)}")

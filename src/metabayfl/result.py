@@ -111,15 +111,24 @@ class Result:
         found: dict[str, Any] = self.history[-1]["metrics"]
         return found
 
-    def model(self, client: int | None = None) -> Params:
-        """Return the global model, or a client's own."""
+    def model(self, client: int | None = None, averaged: bool = False) -> Params:
+        """Return the global model, as it was after the last round or averaged over rounds, or a client's own."""
         if client is not None:
             return self._personal(client)
+        if averaged:
+            return self._averaged()
         model = self.directory.read_model("model", self.task)
         if self.method.global_model(model, Context(self.task, self.seed, self.rounds, self.rounds)) is None:
             why = "batchnorm = 'local'" if self.task.has_private_part else self.method.name
             raise InputError(f"{why} leaves no global model: ask for a client's own, such as client=0")
         return model
+
+    def _averaged(self) -> Params:
+        if not (self.directory.path / "averaged.safetensors").exists():
+            raise InputError(
+                f"{self.directory.path} has no averaged model: it is made with average = 0.15, for example"
+            )
+        return self.directory.read_model("averaged", self.task)
 
     def _personal(self, client: int) -> Params:
         if isinstance(client, bool) or not isinstance(client, Integral) or not 0 <= int(client) < self.clients:
@@ -131,9 +140,11 @@ class Result:
             raise InputError(f"client {client} has no model of its own: {why}")
         return self.directory.read_model(name, self.task)
 
-    def predict(self, x: Any, client: int | None = None, samples: int = 10) -> ClassPrediction | ValuePrediction:
+    def predict(
+        self, x: Any, client: int | None = None, samples: int = 10, averaged: bool = False
+    ) -> ClassPrediction | ValuePrediction:
         """Predict with the global model or a client's own; the same call gives the same answer."""
-        outputs = self._outputs(self.model(client), as_inputs(x, "x"), client, whole("samples", samples, 1))
+        outputs = self._outputs(self.model(client, averaged), as_inputs(x, "x"), client, whole("samples", samples, 1))
         likelihood = self.task.likelihood
         if isinstance(likelihood, Categorical):
             return ClassPrediction(outputs)

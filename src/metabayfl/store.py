@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ class Checkpoint:
     round: int
     server: Params
     latest: dict[int, Address]
+    averaged: Params = field(default_factory=dict)
+    """The global model averaged over rounds, if the plan asks for it."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ class RunDirectory:
     def stage(self, checkpoint: Checkpoint) -> None:
         """Write the state after a round beside the current one, so that it can be judged before it is published."""
         tensors = {f"server.{name}": tensor for name, tensor in checkpoint.server.items()}
+        tensors |= {f"averaged.{name}": tensor for name, tensor in checkpoint.averaged.items()}
         segments = sorted({address.segment for address in checkpoint.latest.values()})
         number = {segment: index for index, segment in enumerate(segments)}
         latest = [(client, number[segment], offset) for client, (segment, offset) in checkpoint.latest.items()]
@@ -204,7 +207,8 @@ class RunDirectory:
         tensors, meta = tensorfile.read(path)
         rows = tensors.pop("latest").tolist()
         latest = {client: Address(meta["segments"][number], offset) for client, number, offset in rows}
-        return Checkpoint(meta["round"], {name.removeprefix("server."): t for name, t in tensors.items()}, latest)
+        server, averaged = (_named(tensors, f"{whose}.") for whose in ("server", "averaged"))
+        return Checkpoint(meta["round"], server, latest, averaged)
 
     def write_model(self, name: str, model: Params, task: Task) -> None:
         """Write a model by the names of its parameters, in their usual shapes."""
@@ -230,6 +234,10 @@ class RunDirectory:
             advice = f"but round {round_} is published: mend or remove its first bad line"
             raise InputError(f"{self.path / EVENTS} is damaged after round {last}, {advice}")
         tensorfile.write_bytes(self.path / EVENTS, "".join(json.dumps(event) + "\n" for event in kept).encode())
+
+
+def _named(tensors: Params, start: str) -> Params:
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def _event_of(line: bytes) -> Event:

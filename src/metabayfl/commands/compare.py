@@ -11,7 +11,8 @@ from rich.table import Table
 from metabayfl import comparison
 from metabayfl.commands.report import write_page
 from metabayfl.commands.terminal import console
-from metabayfl.compare import Cell, Estimate, collect, estimate, make_grid, run_cells
+from metabayfl.compare import Cell, Estimate, collect, estimate, make_grid, run_cells, with_tuned
+from metabayfl.config import read_values
 from metabayfl.data.sources import load
 from metabayfl.tensorfile import write_bytes
 
@@ -19,21 +20,27 @@ from metabayfl.tensorfile import write_bytes
 def compare(options: argparse.Namespace) -> int:
     """Carry out what is missing of a grid of runs, and say what came out."""
     out = options.out or Path("runs", f"compare-{options.config.stem}")
-    labels = [label.strip() for label in options.methods.split(",") if label.strip()]
-    cells = make_grid(options.settings, labels, options.seeds, out, options.allow_leak)
+    labels = split_labels(options.methods)
+    tuned = read_values(options.tuned) if options.tuned else {}
+    cells = make_grid(with_tuned(options.settings, tuned), labels, options.seeds, out, options.allow_leak)
     if options.plan:
         return _plan(cells, options.workers, options.json)
-    if not all(cell.finished for cell in cells):
-        load(options.settings.data)  # what is wrong with the data is told once, not by every run
-    processes, workers = (options.workers, 1) if options.parallel == "runs" else (1, options.workers)
-    failures = _run(cells, processes, workers)
+    failures = carry_out(cells, options)
     _report(cells, out, options.json)
     return 1 if failures else 0
 
 
-def _run(cells: Sequence[Cell], processes: int, workers: int) -> int:
+def split_labels(text: str) -> list[str]:
+    """Read a list of labels."""
+    return [label.strip() for label in text.split(",") if label.strip()]
+
+
+def carry_out(cells: Sequence[Cell], options: argparse.Namespace) -> int:
     """Carry out the runs that are not finished; returns how many failed."""
+    processes, workers = (options.workers, 1) if options.parallel == "runs" else (1, options.workers)
     todo = [cell for cell in cells if not cell.finished]
+    if todo:
+        load(options.settings.data)  # what is wrong with the data is told once, not by every run
     print(f"metabayfl: {len(cells) - len(todo)} of {len(cells)} runs are done already", file=sys.stderr)
     failures = 0
     for number, (cell, failure) in enumerate(run_cells(todo, processes, workers), start=1):
@@ -59,6 +66,8 @@ def _report(cells: Sequence[Cell], out: Path, as_json: bool) -> None:
         print(text)
         return
     console().print(comparison.as_table(comparison.caption(summary), comparison.spreads(summary)))
+    for title, grid in comparison.besides(summary).items():
+        console().print(comparison.as_table(title, grid))
     if len(summary["methods"]) > 1:
         title = comparison.difference_caption(summary)
         console().print(comparison.as_table(title, comparison.differences(summary)))

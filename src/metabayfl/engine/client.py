@@ -1,23 +1,21 @@
 """What happens at the clients: the same code in this process and in a worker."""
 
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-
-import torch
 
 from metabayfl import tensorfile
 from metabayfl.engine.plan import Job
 from metabayfl.engine.process import peak_memory_bytes
+from metabayfl.engine.scores import GlobalScores, LocalScores, Metrics, judge_globally, judge_locally
 from metabayfl.options import InputError
-from metabayfl.randomness import keyed_globals, numpy_generator
+from metabayfl.randomness import keyed_globals
 from metabayfl.records import ClientRecord, encode_client
 from metabayfl.spool import Address
 from metabayfl.store import Checkpoint, RunDirectory
-from metabayfl.types import Context, Diverged, Params
+from metabayfl.types import Context, Params
 from metabayfl.validate import BadUpdate, find_malformed
-
-Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -28,22 +26,6 @@ class Receipt:
     cost: Metrics
     failure: str = ""
     address: Address | None = None
-
-
-@dataclass(frozen=True)
-class LocalScores:
-    """Metrics of one client by view: the global and the personal model on its test part."""
-
-    client: int
-    views: dict[str, Metrics]
-
-
-@dataclass(frozen=True)
-class GlobalScores:
-    """Metrics of the global model on the common test set, and its bins of confidence if it predicts classes."""
-
-    metrics: Metrics
-    reliability: dict[str, list[float]]
 
 
 class Desk:
@@ -92,33 +74,31 @@ class Desk:
         return encode_client(ctx.client or 0, fit, cost, self.job.plan.keep_personal, self.origin)
 
     def score_client(self, client: int, round_: int) -> LocalScores:
-        """Judge the global and the personal model on a client's test part after `round_` rounds.
+        """Judge the global and the personal model on a client's samples after `round_` rounds.
 
         Where clients work alone there is no global model: then the personal one is judged on the common test set too.
         """
-        method, plan = self.job.method, self.job.plan
-        test = subset(*self.job.federation.local_test.of(client), plan.eval.local_subset)
-        ctx = self.job.context(round_, client)
+        job, ctx = self.job, self.job.context(round_, client)
         down, last = self._receive(ctx)
         state = self._state(last, ctx)
-        received = method.received_model(down, state, ctx)
-        views = {} if received is None else {"G/L": self._measure(received, *test, ctx)}
+        received, averaged = job.method.received_model(down, state, ctx), self.averaged(round_)
         personal = self._personal(down, state, last, ctx)
-        views["P/L"] = self._measure(personal, *test, ctx)
-        common = self._common_test()
-        if received is None and not method.exchanges and len(common[0]):
-            views["P/G"] = self._measure(personal, *common, ctx)
+        models = {"G": received, "A": averaged, "P": personal}
+        views = judge_locally(job, {who: model for who, model in models.items() if model}, ctx)
+        if received is None and not job.method.exchanges:
+            common = judge_globally(job, {"P": personal}, {}, ctx)
+            views |= {} if common is None else common.views
         return LocalScores(client, views)
 
-    def score_global(self, round_: int) -> GlobalScores | None:
+    def score_global(self, round_: int, temperatures: Mapping[str, float]) -> GlobalScores | None:
         """Judge the global model on the common test set after `round_` rounds; None if one of them is not there."""
         ctx = self.job.context(round_)
-        model = self.job.method.global_model(self.load(round_).server, ctx)
-        x, y = self._common_test()
-        if model is None or not len(x):
-            return None
-        outputs, likelihood = self._predict(model, x, ctx), self.job.task.likelihood
-        return GlobalScores(likelihood.measure(outputs, y), likelihood.reliability(outputs, y))
+        models = {"G": self.job.method.global_model(self.load(round_).server, ctx), "A": self.averaged(round_)}
+        return judge_globally(self.job, {who: model for who, model in models.items() if model}, temperatures, ctx)
+
+    def averaged(self, round_: int) -> Params:
+        """Return the global model averaged over rounds; empty if there is none."""
+        return self.load(round_).averaged
 
     def export_personal(self, client: int, round_: int) -> None:
         """Write a client's own model by the names of its parameters."""
@@ -157,30 +137,6 @@ class Desk:
         kept = None if last is None else last.personal
         with keyed(ctx, "personalise"):
             return self.job.method.personalise(down, state, kept, self.job.train_data(ctx.client or 0, ctx.round), ctx)
-
-    def _common_test(self) -> tuple[torch.Tensor, torch.Tensor]:
-        federation = self.job.federation
-        return subset(federation.test_x, federation.test_y, self.job.plan.eval.subset)
-
-    def _measure(self, model: Params, x: torch.Tensor, y: torch.Tensor, ctx: Context) -> Metrics:
-        return self.job.task.likelihood.measure(self._predict(model, x, ctx), y)
-
-    def _predict(self, model: Params, x: torch.Tensor, ctx: Context) -> torch.Tensor:
-        """Outputs of a model; what is not finite cannot be judged."""
-        with keyed(ctx, "predict"):
-            outputs = self.job.method.predict(model, x, self.job.plan.eval.samples, ctx)
-        if not outputs.isfinite().all():
-            who = "the global model" if ctx.client is None else f"a model of client {ctx.client}"
-            raise Diverged(f"{who} gives outputs that are NaN or infinite after round {ctx.round}")
-        return outputs
-
-
-def subset(x: torch.Tensor, y: torch.Tensor, count: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return so many samples, always the same ones, or all."""
-    if count is None or count >= len(x):
-        return x, y
-    rows = torch.from_numpy(numpy_generator("eval.subset").permutation(len(x))[:count])
-    return x[rows], y[rows]
 
 
 def keyed(ctx: Context, hook: str) -> AbstractContextManager[None]:

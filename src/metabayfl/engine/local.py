@@ -11,6 +11,7 @@ import numpy as np
 from metabayfl.engine.client import Desk, Receipt, keyed
 from metabayfl.engine.plan import Job
 from metabayfl.engine.process import keep_heap, one_thread, peak_memory_bytes
+from metabayfl.engine.scores import coolest
 from metabayfl.engine.workers import Workers, make_workers
 from metabayfl.methods.base import model_of
 from metabayfl.metrics import summarise
@@ -93,7 +94,8 @@ class Loop:
         if len(updates) < self.job.plan.min_updates:
             raise TooFewUpdates(self._explain_shortage(events, number, len(updates)))
         latest = before.latest | {client: update.address for client, update in updates.items()}
-        after = Checkpoint(number, self._aggregate(before, list(updates.values())), latest)
+        server = self._aggregate(before, list(updates.values()))
+        after = Checkpoint(number, server, latest, self._average(before, server))
         self.directory.stage(after)
         trained = time.perf_counter()
         judged = self._judge(number)
@@ -148,31 +150,45 @@ class Loop:
         with keyed(ctx, "aggregate"):
             return self.job.method.aggregate(before.server, updates, ctx)
 
+    def _average(self, before: Checkpoint, server: Params) -> Params:
+        """Return the mean of the global models of all rounds so far, or from some round on a running mean."""
+        model = self.job.method.global_model(server, self.job.context(before.round + 1))
+        if not self.job.plan.average or model is None:
+            return {}
+        share = max(self.job.plan.average, 1.0 / (before.round + 1))
+        return {name: before.averaged.get(name, tensor).lerp(tensor, share) for name, tensor in model.items()}
+
     def _judge(self, round_: int) -> Event:
-        """Metrics of the three views (docs/methods.md 1.7) and bins of confidence if this is a round to evaluate."""
+        """Metrics by view (docs/methods.md 1.7) and bins of confidence, if this is a round to evaluate."""
         if round_ not in self.evaluated:
             return {"metrics": {}}
-        common = next(iter(self.workers.run([("score_global", (round_,))])))
+        local = self._judge_locally(round_)
+        losses = {who: local.pop(f"{who}/T", {}) for who in "GAP"}
+        found = {who: coolest({name: summary["weighted"] for name, summary in losses[who].items()}) for who in "GA"}
+        temperatures = {who: temperature for who, temperature in found.items() if temperature is not None}
+        common = next(iter(self.workers.run([("score_global", (round_, temperatures))])))
         if common is None:
-            return {"metrics": self._judge_locally(round_)}
-        views = {"G/G": {name: {"value": value} for name, value in common.metrics.items()}}
+            return {"metrics": local}
+        views = {
+            view: {name: {"value": value} for name, value in metrics.items()} for view, metrics in common.views.items()
+        }
         bins = {"reliability": common.reliability} if common.reliability else {}
-        return {"metrics": views | self._judge_locally(round_)} | bins
+        return {"metrics": views | local} | bins
 
     def _judge_locally(self, round_: int) -> Views:
-        """Weighted mean, plain mean, worst and spread over clients, for each metric on their own test parts."""
+        """Weighted mean, plain mean, worst and spread over clients, for each metric on their own samples."""
         sizes = self.job.federation.local_test.sizes()
-        judged = np.zeros_like(sizes)  # a client on another machine may not answer: it does not count then
         values: dict[tuple[str, str], array[float]] = {}
+        weights: dict[tuple[str, str], array[float]] = {}  # a client that did not answer, or has no d_n, has none
         for scores in self._call("score_client", np.flatnonzero(sizes).tolist(), round_):
-            judged[scores.client] = sizes[scores.client]
             for view, metrics in scores.views.items():
                 for name, value in metrics.items():
-                    values.setdefault((view, name), array("d", bytes(8 * len(sizes))))[scores.client] = value
+                    values.setdefault((view, name), array("d")).append(value)
+                    weights.setdefault((view, name), array("d")).append(sizes[scores.client])
         views: Views = {}
         for (view, name), found in values.items():
             better = name in BETTER_WHEN_HIGHER
-            views.setdefault(view, {})[name] = summarise(found, judged.tolist(), higher_is_better=better)
+            views.setdefault(view, {})[name] = summarise(found, weights[view, name], higher_is_better=better)
         return views
 
     def _call(self, name: str, clients: Sequence[int], round_: int) -> Iterator[Any]:
@@ -188,6 +204,8 @@ class Loop:
         self.directory.forget_clients(checkpoint)
         self.directory.tidy()
         shared = model_of(checkpoint.server) if model is None else model
+        if checkpoint.averaged:
+            self.directory.write_model("averaged", checkpoint.averaged, self.job.task)
         self.directory.write_model("model", shared, self.job.task)
 
     def _deaths(self, round_: int) -> list[Event]:

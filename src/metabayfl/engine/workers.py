@@ -19,8 +19,8 @@ from metabayfl.engine.client import Desk, describe
 from metabayfl.engine.process import die_with_parent, keep_heap
 from metabayfl.options import InputError
 
-Call = tuple[str, tuple[int, ...]]
-"""A method of the desk and its arguments: client and round, or a round alone."""
+Call = tuple[str, tuple[Any, ...]]
+"""A method of the desk and its arguments: client and round, or a round and what the global model is judged with."""
 Death = tuple[int | None, str]
 """The client whose call a worker died in, and how."""
 
@@ -159,7 +159,7 @@ class Pool:
 
 
 def _client(call: Call) -> int | None:
-    return call[1][0] if len(call[1]) > 1 else None
+    return call[1][0] if call[0] != "score_global" else None
 
 
 def _title(call: Call) -> str:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from metabayfl import tensorfile
-from metabayfl.engine.client import Desk, LocalScores, Receipt
+from metabayfl.engine.client import Desk, Receipt
+from metabayfl.engine.scores import LocalScores
 from metabayfl.engine.workers import Call, Death
 from metabayfl.records import encode_client
 from metabayfl.remote.wire import Reply, Request, decode_reply, encode_request, key_of
@@ -38,12 +39,13 @@ class Nodes:
 
     def run(self, calls: Sequence[Call]) -> Iterator[Any]:
         """Carry out calls of one name: on the server what needs no client's data, on the nodes everything else."""
-        name, rounds = calls[0][0] if calls else "", {arguments[-1] for _, arguments in calls}
-        clients = [arguments[0] for _, arguments in calls]
+        name = calls[0][0] if calls else ""
         if name == "score_global":
-            yield from (self.desk.score_global(round_) for round_ in rounds)
-        for round_ in rounds if name in ("fit", "score_client", "export_personal") else ():
-            yield from getattr(self, name)(clients, round_)
+            yield from (self.desk.score_global(*arguments) for _, arguments in calls)
+        if name in ("fit", "score_client", "export_personal"):
+            clients, rounds = [arguments[0] for _, arguments in calls], {arguments[1] for _, arguments in calls}
+            for round_ in rounds:
+                yield from getattr(self, name)(clients, round_)
 
     def close(self) -> None:
         """Nodes live on."""
