@@ -159,7 +159,7 @@ class Pool:
 
 
 def _client(call: Call) -> int | None:
-    return call[1][0] if call[0] != "score_global" else None
+    return call[1][0] if len(call[1]) > 1 and call[0] != "score_global" else None
 
 
 def _title(call: Call) -> str:
