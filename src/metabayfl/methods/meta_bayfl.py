@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from metabayfl import aggregate
+from metabayfl.likelihood import Categorical
 from metabayfl.methods.base import Count, Method, Positive, get, model_of, put
 from metabayfl.methods.personal_posterior import PersonalPosterior
 from metabayfl.methods.posterior_distillation import PosteriorDistillation
@@ -27,6 +28,8 @@ from metabayfl.methods.trials import (
 from metabayfl.optim import Rate, rate_at
 from metabayfl.types import Context, Fit, InputError, Params, Received, TrainData
 
+NEVER = -1e9
+"""A logit that gives no probability."""
 LARGEST_LOSS = 1e30
 """What is not a number is worse than everything."""
 SHRINK, GROW, FORGET = 0.5, 2.0, 1.05
@@ -62,6 +65,9 @@ class RateSelection(Method):
     allowed rate; it starts in the middle of the candidates and grows while models get better."""
     keep_better: bool = True
     """Send the received model instead of a trained one that is worse on d_n beyond noise."""
+    score_by: Literal["nll", "own-classes"] = "own-classes"
+    """Loss on d_n that decides: the NLL, or the NLL among the classes that the client has, each counted alike; that
+    rewards no rate for learning which classes the client has, which is lost in the average."""
     score_samples: Count = 256
     """Samples of d_n that a score uses at most."""
     score_draws: Count = 2
@@ -80,11 +86,11 @@ class RateSelection(Method):
     def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
         """Try the rates from the received model, and go on with the best one where its trial ended."""
         received, largest = ctx.task.join(down, state), float(down["guard"][0])
-        before = self.losses(received, data, ctx)
+        losses, before = self.losses(received, data, ctx)
         model, metrics = self.train_by_choice(received, before, largest, data, ctx)
-        metrics |= {"incoming_nll": before.mean().item(), "scored_samples": len(before), "allowed_rate": largest}
-        fit = self.leave(model, metrics | change_of(before, state.get(SEEN)), data, ctx)
-        return fit._replace(state=fit.state | {SEEN: before})
+        metrics |= {"incoming_nll": losses.mean().item(), "scored_samples": len(losses), "allowed_rate": largest}
+        fit = self.leave(model, metrics | change_of(losses, state.get(SEEN)), data, ctx)
+        return fit._replace(state=fit.state | {SEEN: losses})
 
     def train_by_choice(
         self, received: Params, before: Tensor, largest: float, data: TrainData, ctx: Context
@@ -101,8 +107,8 @@ class RateSelection(Method):
             metrics |= {"rate": winner.rate, "steps": metrics["steps"] + len(winner.nll)}
             if winner.failed:
                 return received, metrics | {"rejected": 1}
-            model, after = winner.model, self.losses(winner.model, data, ctx)
-            metrics |= {"trained_nll": after.mean().item(), "nll": winner.last_nll(data.steps_per_epoch())}
+            model, (losses, after) = winner.model, self.losses(winner.model, data, ctx)
+            metrics |= {"trained_nll": losses.mean().item(), "nll": winner.last_nll(data.steps_per_epoch())}
             metrics |= winner.objective.metrics()
             if self.keep_better and is_worse(after, before):
                 return received, metrics | {"rejected": 1}
@@ -120,7 +126,7 @@ class RateSelection(Method):
         length = epochs if on_dn is None else math.ceil(steps / seen.steps_per_epoch())
         trials = [Trial(self, model, rate, seen, length, ctx) for rate in self.allowed_rates(largest, ctx)]
         run_trials(trials, min(steps, length * seen.steps_per_epoch()))
-        scores = [None if trial.failed else self.losses(trial.model, data, ctx) for trial in trials]
+        scores = [None if trial.failed else self.losses(trial.model, data, ctx)[1] for trial in trials]
         chosen = choose(scores, self.choice)
         winner = None if chosen is None else trials[chosen]
         if winner is not None and on_dn is not None:
@@ -135,13 +141,16 @@ class RateSelection(Method):
         rates = sorted({rate_at(rate, ctx.round, ctx.rounds) for rate in self.rates})
         return [rate for rate in rates if rate <= largest * (1 + 1e-9)] or rates[:1]
 
-    def losses(self, model: Params, data: TrainData, ctx: Context) -> Tensor:
-        """Losses of a model on samples of d_n, without the KL; with the same noise for all models and rounds."""
+    def losses(self, model: Params, data: TrainData, ctx: Context) -> tuple[Tensor, Tensor]:
+        """NLL of a model on samples of d_n, and what decides; the same noise for all models and rounds."""
         x, y = data.select_x[: self.score_samples], data.select_y[: self.score_samples]
         if not len(x):
             raise InputError(f"{self.name} chooses by d_n, and client {ctx.client} has none: raise select.fraction")
         outputs = self.predict(model, x, self.score_draws, replace(ctx, round=0, part=0))
-        return ctx.task.likelihood.losses(outputs, y).nan_to_num(nan=LARGEST_LOSS).clamp(max=LARGEST_LOSS)
+        losses = _finite(ctx.task.likelihood.losses(outputs, y))
+        if self.score_by == "nll" or y.is_floating_point():
+            return losses, losses
+        return losses, _finite(losses_among(outputs, y, torch.cat([data.y, data.select_y])))
 
     def init_server(self, ctx: Context) -> Params:
         """Return the model, the one before it, and the guard: the largest allowed rate and its ceiling."""
@@ -178,6 +187,19 @@ class RateSelection(Method):
     def raised(self, ceiling: float, ctx: Context) -> float:
         """Return the ceiling of the next round: failures are forgotten slowly."""
         return min(ceiling * FORGET, self.allowed_rates(math.inf, replace(ctx, round=0))[-1])
+
+
+def losses_among(outputs: Tensor, y: Tensor, labels: Tensor) -> Tensor:
+    """NLL of each label among the classes that occur, weighted so that each of those in y counts alike."""
+    absent = torch.ones(outputs.shape[-1], dtype=torch.bool)
+    absent[labels] = False
+    losses = Categorical(outputs.shape[-1]).losses(outputs.masked_fill(absent, NEVER), y)
+    counts = torch.bincount(y, minlength=outputs.shape[-1])
+    return losses * (len(y) / (counts > 0).sum() / counts[y])
+
+
+def _finite(losses: Tensor) -> Tensor:
+    return losses.nan_to_num(nan=LARGEST_LOSS).clamp(max=LARGEST_LOSS)
 
 
 def change_of(losses: Tensor, seen: Tensor | None) -> dict[str, float]:

@@ -1,8 +1,9 @@
 """Meta-BayFL's personal posterior (the paper's x_n and lambda): near the received one. docs/methods.md 3.6."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 
 from metabayfl.methods.base import NotNegative, get, put
 from metabayfl.methods.bayfl import BayFL
@@ -15,15 +16,18 @@ from metabayfl.types import Context, Diverged, Fit, Params, TrainData
 class PersonalPosterior(BayFL):
     """A Bayesian method whose clients may train a posterior of their own beside the one that is shared."""
 
-    personal: Literal["last", "prox"] = "last"
-    """The client's own model: what its last training left, or a posterior of its own that is pulled to the received."""
+    personal: Literal["last", "average", "prox"] = "last"
+    """The client's own model: what its last training left, an average of that over rounds, or a posterior of its own
+    that is pulled to the received one."""
+    personal_share: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Share of the last training in a personal posterior that is an average over rounds."""
     prox: NotNegative = 0.1
     """Strength of the pull of a personal posterior's means to the received ones (lambda); 0 is local training."""
 
     @property
     def needs(self) -> frozenset[Need]:
         """Clients keep their personal posteriors."""
-        return super().needs | ({Need.STATE} if self.personal == "prox" else set())
+        return super().needs | (set() if self.personal == "last" else {Need.STATE})
 
     def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
         """Take part, then train the personal posterior: the same rate, batches, noise and dropout masks."""
@@ -31,6 +35,8 @@ class PersonalPosterior(BayFL):
         fit = super().fit(down, state, data, ctx)
         if self.personal == "last":
             return fit
+        if self.personal == "average":
+            return self.average_own(fit, get(state, "own"))
         torch.set_rng_state(random)
         received = ctx.task.join(down, state)
         own, metrics = get(state, "own") or received, fit.update.metrics
@@ -38,6 +44,12 @@ class PersonalPosterior(BayFL):
             own, gained = self.train_own(own, received, metrics["rate"], data, ctx)
             metrics = metrics | gained
         return Fit(fit.update._replace(metrics=metrics), fit.state | put(own, "own"), {})
+
+    def average_own(self, fit: Fit, own: Params) -> Fit:
+        """Go a share of the way from the personal posterior to what this round has left."""
+        share = self.personal_share
+        mean = {name: own.get(name, tensor).lerp(tensor, share) for name, tensor in fit.personal.items()}
+        return Fit(fit.update, fit.state | put(mean, "own"), {})
 
     def train_own(
         self, own: Params, received: Params, rate: float, data: TrainData, ctx: Context
