@@ -1,7 +1,7 @@
 """A model as a pure function of flat vectors: parameters and buffers in, outputs or gradients out."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple, NoReturn
 
@@ -177,16 +177,46 @@ class Task:
         return outputs
 
     @torch.no_grad()
-    def outputs(self, x: Tensor, *, dropout: bool = False) -> Tensor:
-        """Outputs at `weights` in evaluation mode.
-
-        With `dropout` the dropout layers, and only they, go on dropping out.
-        """
+    def outputs(self, x: Tensor) -> Tensor:
+        """Outputs at `weights` in evaluation mode."""
         self.module.eval()
         self.forward_passes += len(x)
+        return torch.cat([self.module(self.prepare(piece)) for piece in torch.split(x, EVALUATION_BATCH)])
+
+    @torch.no_grad()
+    def drawn_outputs(self, x: Tensor, draws: Callable[[], Iterable[None]], *, dropout: bool = False) -> Tensor:
+        """Outputs [draws, batch, ...] in evaluation mode, at the weights that each draw puts into `weights`.
+
+        All draws are made anew for every piece of x; what comes before the first noisy layer is passed only once. With
+        `dropout` the dropout layers, and only they, go on dropping out.
+        """
+        self.module.eval()
         for layer in self._dropout_layers() if dropout else ():
             layer.train()
-        return torch.cat([self.module(self.prepare(piece)) for piece in torch.split(x, EVALUATION_BATCH)])
+        pieces = [self._drawn(piece, draws(), dropout) for piece in torch.split(x, EVALUATION_BATCH)]
+        return torch.cat(pieces, dim=1)
+
+    def _drawn(self, x: Tensor, draws: Iterable[None], dropout: bool) -> Tensor:
+        body, head = self._halves(dropout)
+        features, outputs = None, []
+        for _ in draws:
+            if body is None or features is None:
+                self.forward_passes += len(x)
+                features = self.prepare(x) if body is None else body(self.prepare(x))
+            outputs.append(head(features.clone() if body is not None else features))
+        return torch.stack(outputs)
+
+    def _halves(self, dropout: bool) -> tuple[nn.Module | None, nn.Module]:
+        """Split a plain sequence of layers before the first one that is noisy; any other module is all head."""
+        layers, module = list(self.module.children()), self.module
+        if type(module) is not nn.Sequential or module._forward_hooks or module._forward_pre_hooks:
+            return None, module
+        noisy = {self.module.get_parameter(slot.name) for slot in self.layout.slots if slot.start < self.bayesian_size}
+        for place, layer in enumerate(layers):
+            drops = dropout and any(isinstance(part, _DropoutNd) for part in layer.modules())
+            if drops or not noisy.isdisjoint(layer.parameters()):
+                return (module[:place] if place else None), module[place:]
+        return None, module
 
     @property
     def has_dropout(self) -> bool:

@@ -1,9 +1,8 @@
 """BayFL (Meta-BayFL's paper, "FL with BNN"): FedAvg of Gaussian posteriors at a fixed rate. docs/methods.md 2.3."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
@@ -95,10 +94,12 @@ class BayFL(Method):
 
     def predict(self, model: Params, x: Tensor, samples: int, ctx: Context) -> Tensor:
         """Outputs of weight samples, the same for every call."""
+        return ctx.task.drawn_outputs(x, lambda: self.draws(model, samples, ctx))
+
+    def draws(self, model: Params, samples: int, ctx: Context) -> Iterator[None]:
+        """Put one weight sample after the other into the task."""
         noise = ctx.rng("predict")
-        outputs = []
         for _ in range(samples):
             ctx.task.load_buffers(model)
             gaussian.sample(model, noise, ctx.task.weights)
-            outputs.append(ctx.task.outputs(x))
-        return torch.stack(outputs)
+            yield

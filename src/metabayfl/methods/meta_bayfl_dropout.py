@@ -1,8 +1,8 @@
 """Meta-BayFL with MC dropout (Gal & Ghahramani, ICML 2016) instead of a Gaussian posterior. docs/methods.md 3.3."""
 
+from itertools import repeat
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from metabayfl.methods.base import NotNegative
@@ -31,4 +31,4 @@ class MetaBayFLDropout(RateSelection, FedAvg):
         """Outputs under dropout masks, the same for every call."""
         ctx.task.load(model)
         with keyed_globals(ctx.rng("predict").initial_seed()):
-            return torch.stack([ctx.task.outputs(x, dropout=True) for _ in range(samples)])
+            return ctx.task.drawn_outputs(x, lambda: repeat(None, samples), dropout=True)
