@@ -13,7 +13,7 @@ import metabayfl as mb
 from metabayfl.engine.local import TooFewUpdates
 from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.methods.base import Method, make_task
-from metabayfl.methods.meta_bayfl import THE_PAPER, RateSelection
+from metabayfl.methods.meta_bayfl import THE_PAPER, RateSelection, losses_among
 from metabayfl.methods.trials import Trial, choose, is_worse, standard_error, stop_losers
 from metabayfl.randomness import keyed_globals
 from metabayfl.types import Context, Fit, Params, TrainData, Update
@@ -349,3 +349,20 @@ class TestTestData:
         assert result.directory.description()["leaks"] is True
         clients = [event for event in result.events if event["event"] == "client"]
         assert [event["scored_samples"] for event in clients] == [12, 12]
+
+
+class TestLossAmongOwnClasses:
+    def test_absent_classes_and_counts_make_no_difference(self) -> None:
+        """A model that learns which classes a client has gains nothing; each class counts alike."""
+        rng = torch.Generator().manual_seed(0)
+        outputs, y = torch.randn(2, 30, 5, generator=rng), torch.tensor([0] * 25 + [3] * 5)
+        found = losses_among(outputs, y, y)
+        knows = outputs.clone()
+        knows[..., [1, 2, 4]] -= 50
+        torch.testing.assert_close(losses_among(knows, y, y), found)
+        plain = Categorical(2).losses(outputs[..., [0, 3]], (y == 3).long())
+        assert found.mean().item() == pytest.approx((plain[:25].mean().item() + plain[25:].mean().item()) / 2)
+
+    def test_a_balanced_client_with_all_classes_has_the_nll(self) -> None:
+        outputs, y = torch.randn(1, 6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
+        torch.testing.assert_close(losses_among(outputs, y, y), Categorical(3).losses(outputs, y))

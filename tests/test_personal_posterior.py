@@ -98,6 +98,17 @@ class TestState:
         assert same(own, get(fit.state, "own"))
         assert not torch.equal(own["mu"], fit.update.payload["mu"])
 
+    def test_an_average_goes_a_share_of_the_way_each_round(self) -> None:
+        method, data = MetaBayFL(personal="average", personal_share=0.25, **ONE_RATE), client_data()
+        ctx = Context(make_task(method, network(), Categorical(3)), client=2, clients={2: len(data)})
+        down = method.init_server(ctx)
+        first = method.fit(down, {}, data, ctx)
+        assert torch.equal(first.state["own.mu"], first.update.payload["mu"])
+        second = method.fit(down, first.state, data, replace(ctx, round=1))
+        wanted = 0.75 * first.update.payload["mu"] + 0.25 * second.update.payload["mu"]
+        torch.testing.assert_close(second.state["own.mu"], wanted)
+        assert same(method.personalise(down, second.state, None, data, ctx), get(second.state, "own"))
+
     def test_what_diverges_stays_as_it_was(self) -> None:
         method, data = MetaBayFL(personal="prox", prox=1e9, optimiser="sgd", epochs=1), client_data()
         fit, down = take_part(method, data)

@@ -387,3 +387,46 @@ class TestInputs:
     def test_indices_stay_indices(self) -> None:
         words = torch.tensor([[1, 2]])
         assert torch.equal(self.task(Scaling((0.5,), (0.5,))).prepare(words), words)
+
+
+class TestDraws:
+    """Several weight samples: the layers before the first noisy one are passed once, and nothing else changes."""
+
+    @staticmethod
+    def convolutional() -> nn.Sequential:
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(64, 8),
+            nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(8, 3),
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("layers", ["all", "dense", "last"])
+    def test_they_equal_passes_one_by_one(self, layers: str) -> None:
+        method = BayFL(bayesian=layers)
+        task = classifier(self.convolutional(), bayesian=layers)
+        ctx, x = Context(task), torch.randn(600, 1, 6, 6)
+        model = method.init_model(ctx)
+        task.forward_passes = 0
+        found = method.predict(model, x, 3, ctx)
+        assert task.forward_passes == 600 * (3 if layers == "all" else 1)
+        for drawn, _ in zip(found, method.draws(model, 3, ctx), strict=True):
+            assert torch.equal(drawn, task.outputs(x))
+
+    def test_dropout_alone_is_noisy(self) -> None:
+        task, x = classifier(self.convolutional()), torch.randn(20, 1, 6, 6)
+        task.load(task.initial())
+        found = task.drawn_outputs(x, lambda: [None] * 4, dropout=True)
+        assert len({draw.sum().item() for draw in found}) == 4
+        still = task.drawn_outputs(x, lambda: [None] * 2)
+        assert torch.equal(still[0], still[1])
+        assert torch.equal(still[0], task.outputs(x))
+
+    @strangers
+    def test_any_module_can_be_asked(self, kind: str) -> None:
+        """Modules that are not a plain sequence of layers are passed whole."""
+        module, x, _ = meet(kind)
+        task = classifier(module, bayesian="last")
+        method, ctx = BayFL(bayesian="last"), Context(task)
+        model = method.init_model(ctx)
+        found = method.predict(model, x, 2, ctx)
+        for drawn, _ in zip(found, method.draws(model, 2, ctx), strict=True):
+            assert torch.equal(drawn, task.outputs(x))
