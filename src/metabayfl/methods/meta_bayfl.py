@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -13,13 +13,13 @@ from torch import Tensor
 from metabayfl import aggregate
 from metabayfl.likelihood import Categorical
 from metabayfl.methods.base import Count, Method, Positive, get, model_of, put
+from metabayfl.methods.evidence import Evidence, choose, combine, nothing, unpack, weigh
 from metabayfl.methods.personal_posterior import PersonalPosterior
 from metabayfl.methods.posterior_distillation import PosteriorDistillation
 from metabayfl.methods.trials import (
     BEYOND_NOISE,
     FEWEST_STEPS,
     Trial,
-    choose,
     describe_scores,
     is_worse,
     run_trials,
@@ -37,7 +37,17 @@ SHRINK, GROW, FORGET = 0.5, 2.0, 1.05
 ceiling that a failure has left, each round."""
 SETBACK = 0.05
 """Share of the loss by which it must have risen for a model to be taken back: averages of skewed clients wander."""
-SEEN = "seen.losses"
+SEEN, EVIDENCE = "seen.losses", "seen.evidence"
+
+
+class Seen(NamedTuple):
+    """What a client knows before it chooses: its losses with the received model, the largest rate that the guard
+    allows, and what its own and everybody's trials have shown."""
+
+    losses: Tensor
+    largest: float
+    own: Evidence
+    pooled: Evidence
 
 
 class RateSelection(Method):
@@ -50,6 +60,11 @@ class RateSelection(Method):
     """Candidates, written like `rate`, which is not used."""
     select_every: Literal["round", "epoch"] = "round"
     """Choose once per round, or anew in every local epoch from where the last one ended."""
+    try_every: Count = 3
+    """Rounds from one trial of the candidates to the next; what was seen then is used in between."""
+    pooled: bool = True
+    """Choose by what the trials of all clients have shown, each client's own counting by its samples; d_n of one small
+    client is too noisy to tell rates apart."""
     select_on: Literal["dn", "test"] = "dn"
     """Samples that decide: d_n. The local test part, as the paper's algorithm says, is a leak: for study only."""
     trial_data: Literal["rest", "dn"] = "rest"
@@ -87,59 +102,89 @@ class RateSelection(Method):
         """Try the rates from the received model, and go on with the best one where its trial ended."""
         received, largest = ctx.task.join(down, state), float(down["guard"][0])
         losses, before = self.losses(received, data, ctx)
-        model, metrics = self.train_by_choice(received, before, largest, data, ctx)
+        own = unpack(state[EVIDENCE]) if EVIDENCE in state else nothing(len(self.rates))
+        seen = Seen(losses, largest, own, unpack(down["evidence"]))
+        model, metrics, own = self.train_by_choice(received, before, seen, data, ctx)
         metrics |= {"incoming_nll": losses.mean().item(), "scored_samples": len(losses), "allowed_rate": largest}
         fit = self.leave(model, metrics | change_of(losses, state.get(SEEN)), data, ctx)
-        return fit._replace(state=fit.state | {SEEN: losses})
+        update = fit.update._replace(payload=fit.update.payload | {"evidence": own.pack()})
+        return fit._replace(update=update, state=fit.state | {SEEN: losses, EVIDENCE: own.pack()})
 
     def train_by_choice(
-        self, received: Params, before: Tensor, largest: float, data: TrainData, ctx: Context
-    ) -> tuple[Params, dict[str, float]]:
+        self, received: Params, before: Tensor, seen: Seen, data: TrainData, ctx: Context
+    ) -> tuple[Params, dict[str, float], Evidence]:
         """Train with the chosen rate, or with one for each epoch; returns the received model if that was better."""
-        model, metrics = received, {"steps": 0.0}
+        model, metrics, own = received, {"steps": 0.0}, seen.own
         ctx.seconds["selection"] = 0.0
         for part in range(self.epochs if self.select_every == "epoch" else 1):
-            winner, scores = self.select_rate(model, largest, data, replace(ctx, part=part))
+            winner, own, scores = self.select_rate(model, before, seen._replace(own=own), data, replace(ctx, part=part))
             metrics |= scores
             if winner is None:
-                return received, metrics | {"diverged": 1}
+                return received, metrics | {"diverged": 1}, own
             winner.run()
             metrics |= {"rate": winner.rate, "steps": metrics["steps"] + len(winner.nll)}
             if winner.failed:
-                return received, metrics | {"rejected": 1}
-            model, (losses, after) = winner.model, self.losses(winner.model, data, ctx)
-            metrics |= {"trained_nll": losses.mean().item(), "nll": winner.last_nll(data.steps_per_epoch())}
+                return received, metrics | {"rejected": 1}, own
+            model, (after, _) = winner.model, self.losses(winner.model, data, ctx)
+            metrics |= {"trained_nll": after.mean().item(), "nll": winner.last_nll(data.steps_per_epoch())}
             metrics |= winner.objective.metrics()
-            if self.keep_better and is_worse(after, before):
-                return received, metrics | {"rejected": 1}
-        return model, metrics
+            if self.keep_better and is_worse(after, seen.losses):
+                return received, metrics | {"rejected": 1}, own
+        return model, metrics, own
 
     def select_rate(
-        self, model: Params, largest: float, data: TrainData, ctx: Context
-    ) -> tuple[Trial | None, dict[str, float]]:
-        """Train each allowed rate for a short while; returns the chosen one's training, begun, and all losses."""
+        self, model: Params, before: Tensor, seen: Seen, data: TrainData, ctx: Context
+    ) -> tuple[Trial | None, Evidence, dict[str, float]]:
+        """Return the training with the chosen rate, begun if it was tried just now; what is known; losses of trials."""
         started, random = time.perf_counter(), torch.get_rng_state()
-        epochs = self.epochs if self.select_every == "round" else 1
-        on_dn = replace(data, x=data.select_x, y=data.select_y) if self.trial_data == "dn" else None
-        seen = on_dn or data
-        steps = max(FEWEST_STEPS, math.ceil(self.trial_epochs * seen.steps_per_epoch()))
-        length = epochs if on_dn is None else math.ceil(steps / seen.steps_per_epoch())
-        trials = [Trial(self, model, rate, seen, length, ctx) for rate in self.allowed_rates(largest, ctx)]
-        run_trials(trials, min(steps, length * seen.steps_per_epoch()))
-        scores = [None if trial.failed else self.losses(trial.model, data, ctx)[1] for trial in trials]
-        chosen = choose(scores, self.choice)
-        winner = None if chosen is None else trials[chosen]
-        if winner is not None and on_dn is not None:
+        rates = [rate_at(rate, ctx.round, ctx.rounds) for rate in self.rates]
+        allowed = self.allowed(rates, seen.largest)
+        trials: dict[int, Trial] = {}
+        own, scores, alive = seen.own, {}, allowed
+        if ctx.round % self.try_every == 0 or not any(own.known.logical_and(torch.tensor(allowed))):
+            trials, losses = self.try_rates(model, rates, allowed, data, ctx)
+            found = weigh(losses, allowed, before)
+            own = combine([(1.0, own), (1.0, found)]) if self.pooled else found
+            scores = describe_scores(rates, losses)
+            alive = [losses[index] is not None for index in range(len(rates))]
+        everybody = max(1, sum(ctx.clients.values()))
+        parts = [(len(data) / everybody, own), (1 - len(data) / everybody, seen.pooled)]
+        chosen = choose(combine(parts) if self.pooled else own, rates, alive, self.choice)
+        winner = trials.get(chosen) if chosen is not None else None
+        if chosen is not None and (winner is None or self.trial_data == "dn"):
             torch.set_rng_state(random)
-            winner = Trial(self, model, winner.rate, data, epochs, ctx)
-        used = 0.0 if winner is None else winner.seconds
-        ctx.seconds["selection"] += time.perf_counter() - started - used
-        return winner, describe_scores([trial.rate for trial in trials], scores)
+            winner = Trial(self, model, rates[chosen], data, self.trial_length, ctx)
+        ctx.seconds["selection"] += time.perf_counter() - started - (winner.seconds if winner else 0.0)
+        return winner, own, scores
 
-    def allowed_rates(self, largest: float, ctx: Context) -> list[float]:
-        """Return the candidates that the guard allows, rising; the smallest always."""
-        rates = sorted({rate_at(rate, ctx.round, ctx.rounds) for rate in self.rates})
-        return [rate for rate in rates if rate <= largest * (1 + 1e-9)] or rates[:1]
+    @property
+    def trial_length(self) -> int:
+        """Epochs that a training has which is begun as a trial."""
+        return self.epochs if self.select_every == "round" else 1
+
+    def try_rates(
+        self, model: Params, rates: Sequence[float], allowed: Sequence[bool], data: TrainData, ctx: Context
+    ) -> tuple[dict[int, Trial], list[Tensor | None]]:
+        """Train each allowed rate for a short while; returns the trials, and what decides, None where one failed."""
+        on_dn = self.trial_data == "dn"
+        seen = replace(data, x=data.select_x, y=data.select_y) if on_dn else data
+        steps = max(FEWEST_STEPS, math.ceil(self.trial_epochs * seen.steps_per_epoch()))
+        length = math.ceil(steps / seen.steps_per_epoch()) if on_dn else self.trial_length
+        order = sorted((index for index, fine in enumerate(allowed) if fine), key=lambda index: rates[index])
+        trials = {index: Trial(self, model, rates[index], seen, length, ctx) for index in order}
+        run_trials(list(trials.values()), min(steps, length * seen.steps_per_epoch()))
+        alive = {index: trial for index, trial in trials.items() if not trial.failed}
+        scores = {index: self.losses(trial.model, data, ctx)[1] for index, trial in alive.items()}
+        return trials, [scores.get(index) for index in range(len(rates))]
+
+    def allowed(self, rates: Sequence[float], largest: float) -> list[bool]:
+        """Say which candidates the guard allows: the smallest always."""
+        limit = max(largest * (1 + 1e-9), min(rates))
+        return [rate <= limit for rate in rates]
+
+    def rates_at_first(self, ctx: Context) -> list[float]:
+        """Return the candidates of the first round, rising."""
+        return sorted(rate_at(rate, 0, ctx.rounds) for rate in self.rates)
 
     def losses(self, model: Params, data: TrainData, ctx: Context) -> tuple[Tensor, Tensor]:
         """NLL of a model on samples of d_n, and what decides; the same noise for all models and rounds."""
@@ -153,24 +198,23 @@ class RateSelection(Method):
         return losses, _finite(losses_among(outputs, y, torch.cat([data.y, data.select_y])))
 
     def init_server(self, ctx: Context) -> Params:
-        """Return the model, the one before it, and the guard: the largest allowed rate and its ceiling."""
-        model = super().init_server(ctx)
-        rates = self.allowed_rates(math.inf, ctx)
+        """Return the model, the one before it, the guard (the largest allowed rate and its ceiling), no evidence."""
+        model, rates = super().init_server(ctx), self.rates_at_first(ctx)
         start = rates[(len(rates) - 1) // 2] if self.guard else rates[-1]
-        return self.server_state(model, model, [start, rates[-1]])
+        return self.server_state(model, model, [start, rates[-1]], nothing(len(rates)))
 
-    def server_state(self, model: Params, before: Params, guard: Sequence[float]) -> Params:
+    def server_state(self, model: Params, before: Params, guard: Sequence[float], evidence: Evidence) -> Params:
         """Return what the server keeps; the model before is for the guard."""
         kept = put(before, "before") if self.guard else {}
-        return model | kept | {"guard": torch.tensor(guard, dtype=torch.float64)}
+        return model | kept | {"guard": torch.tensor(guard, dtype=torch.float64), "evidence": evidence.pack()}
 
     def broadcast(self, server: Params, ctx: Context) -> Params:
-        """Send the model and the largest allowed rate."""
-        return model_of(server) | {"guard": server["guard"][:1]}
+        """Send the model, the largest allowed rate, and what everybody's trials have shown."""
+        return model_of(server) | {"guard": server["guard"][:1], "evidence": server["evidence"]}
 
     def payload_like(self, server: Params, ctx: Context) -> Params:
-        """Return what a payload must look like: a model."""
-        return model_of(server)
+        """Return what a payload must look like: a model, and what the client's trials have shown."""
+        return model_of(server) | {"evidence": server["evidence"]}
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """Average the models; but if the one sent out is worse than the one before, go back to that."""
@@ -178,15 +222,15 @@ class RateSelection(Method):
         better, much_worse = change < -BEYOND_NOISE * error, change > max(BEYOND_NOISE * error, SETBACK * abs(loss))
         largest, ceiling = server["guard"].tolist()
         if self.guard and much_worse:
-            model, guard = get(server, "before"), [largest * SHRINK, largest * SHRINK]
+            used = max((update.metrics["rate"] for update in updates if "rate" in update.metrics), default=largest)
+            model, guard = get(server, "before"), [min(used, largest) * SHRINK] * 2
         else:
-            model = super().aggregate(server, updates, ctx)
-            guard = [min(largest * (GROW if better else 1.0), ceiling), self.raised(ceiling, ctx)]
-        return self.server_state(model, model_of(server), guard)
-
-    def raised(self, ceiling: float, ctx: Context) -> float:
-        """Return the ceiling of the next round: failures are forgotten slowly."""
-        return min(ceiling * FORGET, self.allowed_rates(math.inf, replace(ctx, round=0))[-1])
+            model = model_of(super().aggregate(server, updates, ctx))
+            raised = min(ceiling * FORGET, self.rates_at_first(ctx)[-1])
+            guard = [min(largest * (GROW if better else 1.0), ceiling), raised]
+        shares = aggregate.shares(updates)
+        shown = [(share, unpack(update.payload["evidence"])) for share, update in zip(shares, updates, strict=True)]
+        return self.server_state(model, model_of(server), guard, combine(shown))
 
 
 def losses_among(outputs: Tensor, y: Tensor, labels: Tensor) -> Tensor:
@@ -229,6 +273,9 @@ THE_PAPER: dict[str, Any] = {
     "rule": "var",
     "weighting": "uniform",
     "select_every": "epoch",
+    "try_every": 1,
+    "pooled": False,
+    "score_by": "nll",
     "trial_data": "dn",
     "trial_epochs": 1.0,
     "train_on_dn": True,

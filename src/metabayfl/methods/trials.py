@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -95,17 +94,6 @@ def stop_losers(trials: Sequence[Trial]) -> None:
         smaller = [trace for rate, trace in traces.items() if rate < trial.rate]
         if not trial.failed and any(is_worse(traces[trial.rate], trace) for trace in smaller):
             trial.failed = True
-
-
-def choose(scores: Sequence[Tensor | None], choice: Literal["best", "one-se"]) -> int | None:
-    """Return the index of the chosen rate, given losses per sample for rising rates; None if all diverged."""
-    alive = {index: losses for index, losses in enumerate(scores) if losses is not None}
-    if not alive:
-        return None
-    best = min(alive, key=lambda index: alive[index].mean().item())
-    if choice == "best":
-        return best
-    return max(i for i, losses in alive.items() if _excess(losses, alive[best]) <= standard_error(losses - alive[best]))
 
 
 def describe_scores(rates: Sequence[float], scores: Sequence[Tensor | None]) -> dict[str, float]:
