@@ -24,8 +24,9 @@ from metabayfl.methods import BayFL, FedAvg, MetaFL
 from metabayfl.methods.base import Method
 from metabayfl.options import InputError
 from metabayfl.report.choices import Scale, rate_map
+from metabayfl.report.notes import notes
 from metabayfl.report.page import render
-from metabayfl.report.runs import Run, read_runs
+from metabayfl.report.runs import Run, by_label, read_runs
 from metabayfl.report.series import candidate_curves, megabytes, metric_curve, reliability, seconds, spread_out
 from metabayfl.report.tables import as_latex, as_markdown
 from metabayfl.store import RunDirectory
@@ -200,6 +201,22 @@ class TestRuns:
         slow, fast = run(tmp_path / "slow"), run(tmp_path / "fast", FedAvg(epochs=1, rate=0.1))
         again = run(tmp_path / "again", seed=1)
         assert [found.label for found in read_runs([slow, fast, again])] == ["fedavg", "fedavg (fast)", "fedavg"]
+
+    @pytest.mark.parametrize("section", ["data", "corrupt", "drift"])
+    def test_other_data_are_no_repetition(self, tmp_path: Path, section: str) -> None:
+        paths = [run(tmp_path / str(seed), seed=seed) for seed in range(3)]
+        for path, value, verify in zip(paths, (1, 1, 2), ("true", "false", "true"), strict=True):
+            (path / "config.toml").write_text(f"{section}.amount = {value}\ndata.verify = {verify}\n")
+        found = read_runs(paths)
+        assert [run.label for run in found] == ["fedavg", "fedavg", "fedavg (2)"]
+        assert "Not comparable: the configs differ in [data], [corrupt] or [drift]." in notes(by_label(found))
+
+    def test_a_damaged_config(self, tmp_path: Path) -> None:
+        path = run(tmp_path / "run")
+        for text in ("[data", "data = 1"):
+            (path / "config.toml").write_text(text)
+            with pytest.raises(InputError, match=r"config\.toml is damaged"):
+                read_runs([path])
 
     def test_a_run_counts_once_and_its_copy_is_not_a_repetition(self, tmp_path: Path) -> None:
         path = run(tmp_path / "run")

@@ -35,7 +35,7 @@ def _not_comparable(runs: Sequence[Run]) -> list[str]:
     if different:
         return [f"Not comparable: with seed {different[0]} these runs saw different data (their data hashes differ)."]
     if len({run.data_options for run in runs if run.config}) > 1:
-        return ["Not comparable: the [data] sections of the configs differ."]
+        return ["Not comparable: the configs differ in [data], [corrupt] or [drift]."]
     if len({str(run.about["likelihood"]) for run in runs}) > 1 or len({run.about["clients"] for run in runs}) > 1:
         return ["Not comparable: the runs differ in their kind of labels or in their number of clients."]
     return []

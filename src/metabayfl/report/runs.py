@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,8 @@ from metabayfl.store import Event, RunDirectory
 NEEDED = ("method", "seed", "rounds", "clients", "likelihood")
 CELL = re.compile(r"(?P<label>.+)-\d+-[0-9a-f]{16}-[0-9a-f]{16}")
 """How `metabayfl compare` names a run: label, seed, hashes of config and sources."""
+DATA = ("data", "corrupt", "drift")
+"""Sections of a config that make the data of a run; run.json has all the others."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,15 @@ class Run:
         chosen = {key: value for key, value in self.about.items() if key != "seed"}
         return json.dumps([chosen, self.data_options], sort_keys=True)
 
-    @property
+    @cached_property
     def data_options(self) -> str:
-        """The section [data] of the config, as text; empty for runs that were started from Python."""
-        section = re.search(r"^\[data\]\n(.*?)(?=^\[|\Z)", self.config, re.MULTILINE | re.DOTALL)
-        return section[1].strip() if section else ""
+        """What the config says of the data, as text; nothing for runs that were started from Python."""
+        try:
+            sections = tomllib.loads(self.config)
+            chosen = {name: {**sections.get(name, {}), "verify": None} for name in DATA}  # checking changes no number
+        except (tomllib.TOMLDecodeError, TypeError) as error:
+            raise InputError(f"{self.path / 'config.toml'} is damaged: {error}") from None
+        return json.dumps(chosen, sort_keys=True)
 
     def row(self) -> Row | None:
         """Return the run as a row of a comparison; an unfinished one is not counted among the finished ones."""
