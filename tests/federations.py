@@ -1,10 +1,12 @@
 """Small federations, networks and methods, and ways to run them, kill them and compare what they leave."""
 
+import importlib.util
 import multiprocessing
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -152,6 +154,17 @@ def command(arguments: list[str]) -> int:
         return main(arguments)
     finally:
         sys.path[:] = path
+
+
+def script(folder: str, name: str) -> ModuleType:
+    """A script of this repository, as a module."""
+    path = Path(__file__).parents[1] / folder / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def contents(path: Path) -> dict[str, bytes]:

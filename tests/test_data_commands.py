@@ -1,7 +1,7 @@
 """metabayfl data inspect and export, --data-dir, --verify: what is printed and written, and how it ends."""
 
 import json
-import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ model = {name = "linear"}
 @pytest.fixture(autouse=True)
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*os.sys.path])  # type: ignore[attr-defined]
+    monkeypatch.setattr("sys.path", sys.path.copy())
     monkeypatch.setenv("METABAYFL_DATA", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
     monkeypatch.setattr("metabayfl.data.sources.source._told", set())

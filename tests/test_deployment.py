@@ -1,17 +1,15 @@
 """Flower's real processes on loopback: same bits with and without TLS and keys, strangers refused, kill -9 survived."""
 
-import importlib.util
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from federations import command, log
+from federations import command, log, script
 from metabayfl.methods import METHODS
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
@@ -47,18 +45,6 @@ def wait_for(what: Callable[[], object], seconds: float = 5 * MINUTES) -> None:
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.1)
-
-
-def kills() -> ModuleType:
-    """The script that kills at random."""
-    path = Path(__file__).parents[1] / "benchmarks" / "kills.py"
-    spec = importlib.util.spec_from_file_location("kills", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["kills"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 class TestProcesses:
@@ -168,18 +154,18 @@ def is_refused(deployment: Deployment, *trust: str) -> bool:
 @pytest.mark.slow
 def test_a_killed_node_is_missed_in_one_round_and_comes_back_with_its_state(tmp_path: Path) -> None:
     """Round 2 completes with the others. Then the server app is killed too; resumed, round 3 has everybody again."""
-    script = kills()
-    plan, out = script.config(rounds=3), tmp_path / "run"
+    kills = script("benchmarks", "kills")
+    plan, out = kills.config(rounds=3), tmp_path / "run"
     deployment = Deployment.create(tmp_path / "deployment", 3, tls=False, keys=False)
     try:
         bring_up(deployment)
         submit(deployment, plan, out, own=None, resume=False, waits=Waits(rejoin_seconds=1))
-        wait_for(lambda: script.rounds_done(out) >= 1)
+        wait_for(lambda: kills.rounds_done(out) >= 1)
         send(deployment.processes["node1"], signal.SIGKILL)
-        wait_for(lambda: script.rounds_done(out) >= 2)
-        send(script.find(deployment, "flwr-serverapp"), signal.SIGKILL)
+        wait_for(lambda: kills.rounds_done(out) >= 2)
+        send(kills.find(deployment, "flwr-serverapp"), signal.SIGKILL)
         bring_up(deployment)
-        script.carry_out(deployment, plan, out)
+        kills.carry_out(deployment, plan, out)
     finally:
         deployment.end()
     events = log(out)
@@ -190,7 +176,7 @@ def test_a_killed_node_is_missed_in_one_round_and_comes_back_with_its_state(tmp_
 
 @pytest.mark.slow
 def test_nothing_is_lost_by_random_kills(tmp_path: Path) -> None:
-    outcome = kills().torture(tmp_path, kills=3, seed=3, rounds=2)
+    outcome = script("benchmarks", "kills").torture(tmp_path, kills=3, seed=3, rounds=2)
     assert len(outcome.kills) == 3
     for run in outcome.runs:
         assert run["same_bits"]

@@ -1,24 +1,13 @@
-import importlib.util
 import sys
 from email.message import Message
 from importlib.metadata import Distribution
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from federations import script
 
-def _load() -> ModuleType:
-    path = Path(__file__).parents[1] / "tools" / "licences.py"
-    spec = importlib.util.spec_from_file_location("licences", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-licences = _load()
+licences = script("tools", "licences")
 Kind = licences.Kind
 
 
