@@ -1,5 +1,7 @@
 """Local and central training: nothing is sent, and what is tested stays with the clients."""
 
+import math
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,11 @@ import torch
 import metabayfl as mb
 from federations import federation, network, plan
 from metabayfl.api import check_job
+from metabayfl.config import DriftOptions
+from metabayfl.data.drift import Drift
 from metabayfl.engine.plan import make_job
 from metabayfl.methods import Central, FedAvg, Local, LocalBNN
+from metabayfl.task import Scaling
 from metabayfl.types import Params
 from quadratics import least_squares, line, play, regression
 
@@ -73,6 +78,27 @@ class TestPooling:
         assert torch.equal(pooled.client(0).train_data(True).select_x, selected)
         assert pooled.local_test is data.local_test
         assert torch.equal(pooled.pooled().train.x, pooled.train.x)
+
+    def test_everything_else_of_a_federation_is_kept(self) -> None:
+        data = replace(
+            federation(),
+            unlabelled=torch.zeros(2, 4),
+            scaling=Scaling((0.5,), (0.5,)),
+            drift=Drift(DriftOptions(kind="samples"), 0, 3, None),
+            augment=True,
+        )
+        pooled, gathered = data.pooled(), {"train", "select_sizes", "batch_sizes"}
+        kept = [field.name for field in fields(data) if field.name not in gathered]
+        assert all(getattr(pooled, name) is getattr(data, name) for name in kept)
+        everybody = data.train.sizes().sum() - data.select_sizes.sum()
+        assert len(pooled.train_data(0, True, 0, 1).x) == math.ceil(everybody / 2)
+
+    @pytest.mark.parametrize("kind", ["samples", "classes", "labels", "noise"])
+    def test_pooled_data_drift(self, kind: Any) -> None:
+        data = replace(federation(), drift=Drift(DriftOptions(kind=kind), 0, 3, None))
+        drifting, steady = (mb.federate(network(), d, Central(epochs=1), rounds=2) for d in (data, federation()))
+        assert drifting.metrics.keys() == steady.metrics.keys()
+        assert not same(drifting.model(), steady.model())
 
     def test_central_is_fedavg_with_one_client(self) -> None:
         data = federation()

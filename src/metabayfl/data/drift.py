@@ -37,7 +37,9 @@ class Drift:
         return math.ceil(self.options.amount * samples) if self.options.kind in ("samples", "classes") else samples
 
     def apply(self, data: TrainData, client: int, round_: int, rounds: int) -> TrainData:
-        """Return a client's training data in a round, counted from 0."""
+        """Return a client's training data in a round, counted from 0; clients whose data are pooled have none."""
+        if not len(data.y):
+            return data
         rng = numpy_generator(self.seed, client, round_, "drift")
         kind, amount = self.options.kind, self.options.amount
         if kind == "noise":
