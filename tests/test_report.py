@@ -20,7 +20,7 @@ from metabayfl.commands import report as report_command
 from metabayfl.config import CompareConfig
 from metabayfl.data.federation import Federation
 from metabayfl.environment import describe_data
-from metabayfl.methods import BayFL, FedAvg, MetaFL
+from metabayfl.methods import BayFL, Central, FedAvg, MetaFL
 from metabayfl.methods.base import Method
 from metabayfl.options import InputError
 from metabayfl.report.choices import Scale, rate_map
@@ -172,6 +172,11 @@ class TestWhatIsSaid:
         other = Federation.from_arrays([(torch.ones(9, 4) * n, torch.arange(9) % 3) for n in range(3)], batch_size=8)
         run_job(network(), other, BayFL(epochs=1), plan(), out=tmp_path / "other")
         assert "Not comparable: with seed 0" in page(run(tmp_path / "run"), tmp_path / "other")
+
+    def test_pooled_data_are_the_same_data(self, tmp_path: Path) -> None:
+        paths = run(tmp_path / "federated"), run(tmp_path / "central", Central(epochs=1))
+        assert "Not comparable" not in page(*paths)
+        assert RunDirectory(paths[0]).data() == RunDirectory(paths[1]).data()
 
     def test_many_clients_are_few_in_the_pictures(self, tmp_path: Path) -> None:
         (few,) = read_runs([run(tmp_path / "run", MetaFL(epochs=1))])

@@ -92,7 +92,7 @@ def run_job(
     check_job(job)
     directory = RunDirectory(Path(tempfile.mkdtemp(prefix="metabayfl-") if out is None else out))
     try:
-        open_run(directory, describe(model, job), job, resume, config)
+        open_run(directory, describe(model, job), job, federation, resume, config)
         local.run(job, directory, workers, observe)
         result = Result(directory.path, model, method)
     except BaseException:
@@ -120,11 +120,13 @@ def describe(model: nn.Module, job: Job) -> dict[str, Any]:
     }
 
 
-def open_run(directory: RunDirectory, about: dict[str, Any], job: Job, resume: bool, config: str) -> None:
-    """Begin a run, or make sure that a run to be resumed is the same one."""
-    environment = describe_environment(job.federation, job.plan.seed)
+def open_run(
+    directory: RunDirectory, about: dict[str, Any], job: Job, federation: Federation, resume: bool, config: str
+) -> None:
+    """Begin a run, or make sure that a run to be resumed is the same one; data are described before any pooling."""
+    environment = describe_environment(federation, job.plan.seed)
     if not resume or not (directory.path / "run.json").exists():
-        directory.create(about, environment, job.task.constants(), config, describe_data(job.federation))
+        directory.create(about, environment, job.task.constants(), config, describe_data(federation))
         return
     directory.lock()
     before = directory.description()
