@@ -19,9 +19,10 @@ from torch import Tensor
 import metabayfl as mb
 from metabayfl.data.augment import crop_and_flip
 from metabayfl.engine.process import keep_heap
+from metabayfl.inputs import Scaling
 from metabayfl.likelihood import Categorical
 from metabayfl.optim import PointLoss, make_optimiser
-from metabayfl.task import Scaling, Task
+from metabayfl.task import Task
 from metabayfl.types import TrainData
 
 LIMIT = 20.0

@@ -17,9 +17,10 @@ from torch.nn.functional import cross_entropy
 from metabayfl import models
 from metabayfl.engine.process import keep_heap
 from metabayfl.gaussian import Elbo, Prior, initial
+from metabayfl.inspection import Bayesian
 from metabayfl.likelihood import Categorical
 from metabayfl.optim import Adam, Objective, PointLoss
-from metabayfl.task import Bayesian, Task
+from metabayfl.task import Task
 
 Step = Callable[[Tensor, Tensor], object]
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]

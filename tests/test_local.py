@@ -15,8 +15,8 @@ from metabayfl.api import check_job
 from metabayfl.config import DriftOptions
 from metabayfl.data.drift import Drift
 from metabayfl.engine.plan import make_job
+from metabayfl.inputs import Scaling
 from metabayfl.methods import Central, FedAvg, Local, LocalBNN
-from metabayfl.task import Scaling
 from metabayfl.types import Params
 from quadratics import least_squares, line, play, regression
 

@@ -9,11 +9,12 @@ from torch.nn.functional import cross_entropy
 from metabayfl.config import Plan
 from metabayfl.data.federation import Federation
 from metabayfl.engine.plan import make_job
+from metabayfl.inputs import Scaling
 from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.methods import BayFL, FedAvg
 from metabayfl.methods.base import Method
 from metabayfl.randomness import keyed_globals
-from metabayfl.task import Scaling, Task
+from metabayfl.task import Task
 from metabayfl.types import Context, Fit, InputError, Params, TrainData
 from strangers import STRANGERS, Cnn, Constants, FrozenBackbone, NormedMlp, Recurrent, Tied, Vit, meet
 

@@ -20,6 +20,7 @@ from metabayfl.engine import local
 from metabayfl.engine.local import MISSED_DEADLINE
 from metabayfl.engine.plan import Job, make_job
 from metabayfl.environment import describe_data, describe_environment
+from metabayfl.inputs import holds_numbers
 from metabayfl.methods import BayFL
 from metabayfl.methods.base import Method
 from metabayfl.methods.needs import refuse_unmet
@@ -27,7 +28,6 @@ from metabayfl.options import InputError
 from metabayfl.rebuild import describe_model
 from metabayfl.result import Result, class_of, describe_likelihood
 from metabayfl.store import RunDirectory
-from metabayfl.task import holds_numbers
 from metabayfl.types import TrainData
 
 

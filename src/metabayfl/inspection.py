@@ -1,8 +1,9 @@
 """What of a module can be federated and made Bayesian, what cannot, and the fix."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from fnmatch import fnmatchcase
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -12,6 +13,9 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
+from metabayfl.options import InputError
+
+Bayesian = Literal["none", "all", "dense", "last"]
 DENSE = (nn.Linear, nn.Bilinear, nn.MultiheadAttention)
 BAYESIAN = (*DENSE, _ConvNd, nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase)
 OLD_HOOKS = ("WeightNorm", "SpectralNorm")
@@ -112,6 +116,28 @@ def roles(module: nn.Module) -> list[Role]:
         for name, parameter in owner.named_parameters(prefix, recurse=False):
             found.setdefault(id(parameter), Role(name, parameter, [])).owners.append(owner)
     return list(found.values())
+
+
+def choose_bayesian(
+    trained: Sequence[Role], bayesian: Bayesian, deterministic: Sequence[str], order: Mapping[nn.Module, int]
+) -> set[str]:
+    """Return the names of the parameters that get a spread; `order` numbers the layers."""
+    if bayesian == "none":
+        return set()
+    for pattern in deterministic:
+        if not any(fnmatchcase(role.name, pattern) for role in trained):
+            raise InputError(
+                f"deterministic: no parameter is named {pattern!r}; metabayfl.check(model) lists the names"
+            )
+    able = [r for r in trained if r.can_be_bayesian and not any(fnmatchcase(r.name, p) for p in deterministic)]
+    if bayesian == "dense":
+        able = [role for role in able if role.is_dense]
+    if bayesian == "last" and able:
+        last = max((owner for role in able for owner in role.owners), key=order.__getitem__)
+        able = [role for role in able if last in role.owners]
+    if not able:
+        raise InputError(f"bayesian = {bayesian!r}: no such layer here; metabayfl.check(model) lists what there is")
+    return {role.name for role in able}
 
 
 def travelling_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

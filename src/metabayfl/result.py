@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from metabayfl import metrics, tensorfile
 from metabayfl.data.arrays import as_inputs, whole
+from metabayfl.inputs import Scaling
 from metabayfl.likelihood import Categorical, Gaussian, Likelihood
 from metabayfl.methods import create, table
 from metabayfl.methods.base import Method, make_task
@@ -18,7 +19,6 @@ from metabayfl.options import InputError
 from metabayfl.randomness import keyed_globals
 from metabayfl.rebuild import rebuild_model, with_frozen
 from metabayfl.store import Event, RunDirectory
-from metabayfl.task import Scaling
 from metabayfl.types import Context, Params
 
 

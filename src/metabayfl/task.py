@@ -2,29 +2,21 @@
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple, NoReturn
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from metabayfl.inspection import Role, find_problems, roles, travelling_buffers
+from metabayfl.inputs import Preparation, Scaling
+from metabayfl.inspection import Bayesian, Role, choose_bayesian, find_problems, roles, travelling_buffers
 from metabayfl.layout import Layout
 from metabayfl.likelihood import Likelihood
 from metabayfl.types import InputError, Params
 
-Bayesian = Literal["none", "all", "dense", "last"]
 BatchNormPolicy = Literal["average", "local"]
 EVALUATION_BATCH = 512
-
-
-class Scaling(NamedTuple):
-    """Mean and standard deviation of each channel of inputs in [0, 1]; the model sees (x - mean) / std."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 class Task:
@@ -55,13 +47,14 @@ class Task:
         self.channels_last = has_convolutions(module) if channels_last is None else channels_last
         self._place_parameters(bayesian, deterministic, batchnorm == "local")
         self._place_buffers(batchnorm == "local")
+        self.prepare = Preparation(self.weights.dtype, self.channels_last, scaling)
         self.module.train()
         self.forward_passes = self.backward_passes = 0
 
     def _place_parameters(self, bayesian: Bayesian, deterministic: Sequence[str], local: bool) -> None:
         trained = [role for role in roles(self.module) if role.parameter.requires_grad]
         order = {layer: number for number, layer in enumerate(self.module.modules())}
-        noisy = _choose_bayesian(trained, bayesian, deterministic, order)
+        noisy = choose_bayesian(trained, bayesian, deterministic, order)
         segments = [
             [role for role in trained if role.name in noisy],
             [role for role in trained if role.name not in noisy and not (local and role.is_batchnorm)],
@@ -226,19 +219,6 @@ class Task:
     def _dropout_layers(self) -> list[nn.Module]:
         return [layer for layer in self.module.modules() if isinstance(layer, _DropoutNd)]
 
-    def prepare(self, x: Tensor) -> Tensor:
-        """Copy inputs as the module takes them: bytes as numbers from 0 to 1, scaled, in its type and memory format."""
-        if not holds_numbers(x):
-            return x.clone()
-        layout = torch.channels_last if self.channels_last and x.ndim == 4 else torch.contiguous_format
-        numbers = x.to(self.weights.dtype, memory_format=layout, copy=True)
-        if x.dtype == torch.uint8:
-            numbers.div_(255)
-        if self.scaling is None:
-            return numbers
-        mean, std = (numbers.new_tensor(values).view(-1, *(1,) * (x.ndim - 2)) for values in self.scaling)
-        return numbers.sub_(mean).div_(std)
-
     def verify(self, x: Tensor, y: Tensor) -> None:
         """Refuse data that the model cannot take, or a model whose outputs do not fit the labels."""
         self.load(self.initial())
@@ -309,11 +289,6 @@ class Task:
         return module.eval()
 
 
-def holds_numbers(x: Tensor) -> bool:
-    """Whether inputs are numbers, real or bytes that stand for numbers from 0 to 1, and not indices such as words."""
-    return x.is_floating_point() or x.dtype == torch.uint8
-
-
 def has_convolutions(module: nn.Module) -> bool:
     """Whether the channels-last memory format makes sense."""
     return any(isinstance(layer, nn.Conv2d) for layer in module.modules())
@@ -324,26 +299,3 @@ def _copy(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module)
     except Exception as error:
         raise InputError(f"the model cannot be copied (copy.deepcopy: {error}); give one that can") from None
-
-
-def _choose_bayesian(
-    trained: list[Role], bayesian: Bayesian, deterministic: Iterable[str], order: dict[nn.Module, int]
-) -> set[str]:
-    """Names of the parameters that get a spread."""
-    if bayesian == "none":
-        return set()
-    patterns = list(deterministic)
-    for pattern in patterns:
-        if not any(fnmatchcase(role.name, pattern) for role in trained):
-            raise InputError(
-                f"deterministic: no parameter is named {pattern!r}; metabayfl.check(model) lists the names"
-            )
-    able = [r for r in trained if r.can_be_bayesian and not any(fnmatchcase(r.name, p) for p in patterns)]
-    if bayesian == "dense":
-        able = [role for role in able if role.is_dense]
-    if bayesian == "last" and able:
-        last = max((owner for role in able for owner in role.owners), key=order.__getitem__)
-        able = [role for role in able if last in role.owners]
-    if not able:
-        raise InputError(f"bayesian = {bayesian!r}: no such layer here; metabayfl.check(model) lists what there is")
-    return {role.name for role in able}

@@ -12,10 +12,10 @@ from metabayfl.data.federation import ClientData, Federation, share, split_rows
 from metabayfl.data.holdings import Holdings
 from metabayfl.data.pools import like, set_aside
 from metabayfl.data.sources import Source, load
+from metabayfl.inputs import Scaling
 from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.options import InputError
 from metabayfl.randomness import numpy_generator
-from metabayfl.task import Scaling
 
 __all__ = ["Federation", "build"]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from metabayfl.inputs import holds_numbers
 from metabayfl.likelihood import Categorical, Gaussian, Likelihood
 from metabayfl.options import InputError
-from metabayfl.task import holds_numbers
 
 Arrays = tuple[Any, Any]
 """Inputs and labels: numpy arrays, tensors or lists."""

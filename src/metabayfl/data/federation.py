@@ -24,10 +24,10 @@ from metabayfl.data.arrays import (
 from metabayfl.data.augment import crop_and_flip
 from metabayfl.data.drift import Drift
 from metabayfl.data.frames import frame_arrays, huggingface_arrays
+from metabayfl.inputs import Scaling
 from metabayfl.likelihood import Likelihood
 from metabayfl.options import InputError
 from metabayfl.randomness import numpy_generator
-from metabayfl.task import Scaling
 from metabayfl.types import TrainData
 
 

@@ -7,11 +7,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from metabayfl import aggregate
+from metabayfl.inputs import Scaling
+from metabayfl.inspection import Bayesian
 from metabayfl.likelihood import Likelihood
 from metabayfl.methods.needs import Need
 from metabayfl.optim import Objective, Optimiser, OptimiserName, PointLoss, Rate, descend, make_optimiser, rate_at
 from metabayfl.options import Options
-from metabayfl.task import BatchNormPolicy, Bayesian, Scaling, Task
+from metabayfl.task import BatchNormPolicy, Task
 from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
 
 Positive = Annotated[float, Field(gt=0)]

@@ -7,10 +7,10 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from metabayfl import gaussian
+from metabayfl.inspection import Bayesian
 from metabayfl.ivon import Ivon, IvonLoss
 from metabayfl.methods.base import Method, NotNegative, Positive
 from metabayfl.optim import Objective, Optimiser
-from metabayfl.task import Bayesian
 from metabayfl.types import Context, Params, Received, TrainData
 
 

@@ -13,10 +13,10 @@ from metabayfl.data import build
 from metabayfl.data.arrays import Pair, as_inputs, as_pair, batch_sizes
 from metabayfl.data.drift import Drift
 from metabayfl.data.federation import ClientData, Federation, Rows, split_rows
+from metabayfl.inputs import Scaling, holds_numbers
 from metabayfl.likelihood import Categorical, Gaussian, Likelihood
 from metabayfl.options import InputError
 from metabayfl.remote.wire import Introduction
-from metabayfl.task import Scaling, holds_numbers
 
 NODES = "nodes"
 """data.name of a run whose clients hold their own data."""
