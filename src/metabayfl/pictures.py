@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 MOST_BUBBLES = 40
 MOST_LABELS = 25
+SMALLEST_BUBBLE = 1.5
 BLUE, ORANGE, GREY = "#3b6ea5", "#e08a2e", "#b8b8b8"
 
 
@@ -38,27 +39,30 @@ def draw_holdings(axes: "Axes", counts: np.ndarray, clients: Sequence[str] = (),
     many = len(counts) > MOST_BUBBLES
     if many:
         order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
-    if max(counts.shape) > MOST_BUBBLES:
+    countable = max(counts.shape) <= MOST_BUBBLES
+    if not countable:
         _draw_shares(axes, counts[order])
-    else:
-        _draw_bubbles(axes, counts)
     _name_ticks(axes.xaxis, [] if many else clients, len(counts))
     _name_ticks(axes.yaxis, classes, counts.shape[1])
     axes.set_xlabel(f"{len(counts):,} clients, sorted by their largest class" if many else "client")
     step = _step(counts.shape[1])
     axes.set_ylabel("class" if step == 1 else f"{counts.shape[1]} classes, 1 in {step} is named")
+    if countable:
+        axes.set(xlim=(-0.6, len(counts) - 0.4), ylim=(-0.6, counts.shape[1] - 0.4))
+        axes.set_title(f"area: samples (largest: {max(1, counts.max()):,})", fontsize=9)
+        axes.grid(color="#eeeeee")
+        axes.set_axisbelow(True)
+        draw_bubbles(axes, counts, BLUE)
 
 
-def _draw_bubbles(axes: "Axes", counts: np.ndarray) -> None:
-    clients, classes = np.nonzero(counts)
-    axes.set(xlim=(-0.6, len(counts) - 0.4), ylim=(-0.6, counts.shape[1] - 0.4))
-    box = axes.get_window_extent()
-    cell = min(box.width / len(counts), box.height / counts.shape[1]) * 72 / axes.figure.dpi
-    largest = max(1, int(counts.max()))
-    axes.scatter(clients, classes, s=(0.95 * cell) ** 2 * counts[clients, classes] / largest, color=BLUE, linewidth=0)
-    axes.set_title(f"area: samples (largest: {largest:,})", fontsize=9)
-    axes.grid(color="#eeeeee")
-    axes.set_axisbelow(True)
+def draw_bubbles(axes: "Axes", counts: np.ndarray, colour: str) -> None:
+    """Draw counts [columns, rows] as bubbles whose area is the count; limits, ticks and names must be there already."""
+    columns, rows = np.nonzero(counts)
+    figure = axes.figure.canvas.figure
+    figure.draw_without_rendering()  # lays the axes out, so that the largest bubble just fills its cell
+    cell = np.abs(np.diff(axes.transData.transform([(0, 0), (1, 1)]), axis=0)).min() * 72 / figure.dpi
+    areas = (0.95 * cell) ** 2 * counts[columns, rows] / max(1, counts.max())
+    axes.scatter(columns, rows, np.maximum(SMALLEST_BUBBLE, areas), color=colour, linewidth=0)
 
 
 def _draw_shares(axes: "Axes", counts: np.ndarray) -> None:
@@ -120,8 +124,8 @@ def holdings_figure(
     figure = Figure(figsize=(width, height + 2.6), layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=[height, 2.2])
     figure.suptitle(title, fontsize=10)
-    draw_holdings(upper, counts, clients, classes)
     draw_sizes(lower, *sizes, clients)
+    draw_holdings(upper, counts, clients, classes)  # last: bubbles are as large as the final layout allows
     return figure
 
 

@@ -4,16 +4,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 
+from metabayfl.pictures import draw_bubbles
 from metabayfl.report.drawing import SERIES, draw
-from metabayfl.report.figures import LARGEST_BUBBLE, PANEL, Picture
+from metabayfl.report.figures import PANEL, Picture
 from metabayfl.report.runs import Run
 from metabayfl.report.series import spread_out
 
 MOST_CLIENTS, MOST_CLASSES = 24, 24
-ROOMY = 14
-"""So many bubbles fit into a row at their full size."""
 
 
 def labels(run: Run) -> Picture | None:
@@ -24,9 +24,8 @@ def labels(run: Run) -> Picture | None:
     clients = spread_out(counts, MOST_CLIENTS)
     everything = len(counts[clients[0]])
     classes = spread_out(range(everything), MOST_CLASSES)
-    held = [[int(counts[client][number]) for number in classes] for client in clients]
-    largest = max(1, *map(max, held))
-    caption = f"Seed {run.seed}; the largest bubble is {largest} samples, the area is the number. "
+    held = np.array([[counts[client][number] for number in classes] for client in clients])
+    caption = f"Seed {run.seed}; the largest bubble is {held.max()} samples, the area is the number. "
     caption += _scope(run.data, clients)
     if len(classes) < everything:
         caption += f" {len(classes)} of {everything} classes are shown."
@@ -35,15 +34,11 @@ def labels(run: Run) -> Picture | None:
     return Picture(draw("labels", "by class", words, size, lambda axes: _paint(axes, held, clients, classes)), caption)
 
 
-def _paint(axes: Axes, held: Sequence[Sequence[int]], clients: Sequence[int], classes: Sequence[int]) -> None:
-    largest = max(1, *map(max, held))
-    full = LARGEST_BUBBLE * min(1.0, ROOMY / len(classes)) ** 2
-    cells = [(x, y, count) for y, row in enumerate(held) for x, count in enumerate(row) if count]
-    areas = [max(1.5, full * count / largest) for _, _, count in cells]
-    axes.scatter([x for x, _, _ in cells], [y for _, y, _ in cells], areas, color=SERIES[0], edgecolors="none")
+def _paint(axes: Axes, held: np.ndarray, clients: Sequence[int], classes: Sequence[int]) -> None:
     name_rows(axes, clients)
     axes.set_xticks(*few(classes))
     axes.set(xlabel="class", ylabel="client", xlim=(-0.7, len(classes) - 0.3))
+    draw_bubbles(axes, held.T, SERIES[0])
 
 
 def _scope(data: Mapping[str, Any], shown: Sequence[int]) -> str:
