@@ -13,6 +13,7 @@ from metabayfl.data import build
 from metabayfl.data.arrays import Pair, as_inputs, as_pair, batch_sizes
 from metabayfl.data.drift import Drift
 from metabayfl.data.federation import ClientData, Federation, Rows, split_rows
+from metabayfl.data.sources.arrays import read_npz
 from metabayfl.inputs import Scaling, holds_numbers
 from metabayfl.likelihood import Categorical, Gaussian, Likelihood
 from metabayfl.options import InputError
@@ -57,24 +58,15 @@ def read_samples(path: Path) -> Pair:
     return as_pair(READERS[path.suffix](path), str(path))
 
 
-def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read the arrays x and y of an npz file."""
-    arrays = load_arrays(path)
+    arrays = read_npz(path)
     if not {"x", "y"} <= arrays.keys():
         raise InputError(f"{path} has the arrays {', '.join(sorted(arrays))}; x and y are needed")
     return arrays["x"], arrays["y"]
 
 
-READERS: dict[str, Callable[[Path], tuple[np.ndarray, np.ndarray]]] = {".npz": read_npz}
-
-
-def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read all arrays of an npz file; nothing is unpickled."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
+READERS: dict[str, Callable[[Path], tuple[np.ndarray, np.ndarray]]] = {".npz": _read_arrays}
 
 
 def _split(samples: Pair, config: RunConfig, client: int) -> ClientData:
@@ -146,7 +138,7 @@ def common_data(config: RunConfig, path: Path | None) -> Common:
         raise InputError(
             f"data.augment and drift cannot be used with data.name = {NODES!r}: clients' data are as they are"
         )
-    arrays = {} if path is None else load_arrays(path)
+    arrays = {} if path is None else read_npz(path)
     strange = sorted(arrays.keys() - {"test_x", "test_y", "unlabelled"})
     if strange or ("test_x" in arrays) != ("test_y" in arrays):
         raise InputError(f"{path} has {', '.join(arrays)}; test_x with test_y, and unlabelled, are accepted")
