@@ -56,6 +56,18 @@ def samples() -> list[tuple[np.ndarray, np.ndarray]]:
     return [(x, x[:, :3].argmax(1)) for x in inputs]
 
 
+TABLES = {"label": "y", "columns": list("abcde"), "classes": ["red", "green", "blue"]}
+
+
+def write_samples(path: Path, x: np.ndarray, y: np.ndarray) -> None:
+    """Write what a node has: an npz file, or a table with names for the classes."""
+    if path.suffix == ".npz":
+        np.savez(path, x=x, y=y)
+        return
+    lines = [[TABLES["classes"][label], *map(repr, row)] for row, label in zip(x.tolist(), y, strict=True)]
+    path.write_text("\n".join(map(",".join, [["y", *TABLES["columns"]], *lines])))
+
+
 def model_of(path: Path) -> bytes:
     return (path / "model.safetensors").read_bytes()
 
@@ -92,15 +104,15 @@ class TestSameBits:
         assert model_of(tmp_path / "run") == model_of(tmp_path / "local")
         assert without_bytes(tmp_path / "run") == without_bytes(tmp_path / "local")
 
-    def test_from_files_of_the_nodes(self, tmp_path: Path) -> None:
-        """Each node reads its own npz file; the result is that of the same arrays in one place."""
+    @pytest.mark.parametrize("kind", ["npz", "csv"])
+    def test_from_files_of_the_nodes(self, kind: str, tmp_path: Path) -> None:
+        """Each node reads its own file; the result is that of the same arrays in one place."""
         nodes, arrays = node_configs(tmp_path), samples()
         for node in nodes.values():
-            x, y = arrays[node["client-id"]]
-            np.savez(tmp_path / f"own{node['client-id']}.npz", x=x, y=y)
-            node["data"] = str(tmp_path / f"own{node['client-id']}.npz")
+            node["data"] = str(tmp_path / f"own{node['client-id']}.{kind}")
+            write_samples(Path(node["data"]), *arrays[node["client-id"]])
         np.savez(tmp_path / "server.npz", test_x=arrays[0][0], test_y=arrays[0][1])
-        plan = config("bayfl", data={"name": "nodes", "clients": 3})
+        plan = config("bayfl", data={"name": "nodes", "clients": 3, **({} if kind == "npz" else TABLES)})
         over_grid(plan, tmp_path / "run", InProcessGrid(nodes), own=tmp_path / "server.npz")
         federation = Federation.from_arrays(arrays, test=arrays[0], seed=plan.seed)
         model = build_model(plan, federation.likelihood, (5,))
@@ -304,6 +316,15 @@ class TestFaults:
         nodes = node_configs(tmp_path, clients=2)
         with pytest.raises(InputError, match="not all 3 clients are there: client 2 is not connected"):
             over_grid(config(), tmp_path / "run", InProcessGrid(nodes), HURRIED)
+
+    def test_a_node_with_an_unknown_class_says_why(self, tmp_path: Path) -> None:
+        nodes = node_configs(tmp_path)
+        for node in nodes.values():
+            node["data"] = str(tmp_path / f"own{node['client-id']}.csv")
+            write_samples(Path(node["data"]), *samples()[node["client-id"]])
+        data = {"name": "nodes", "clients": 3, **TABLES, "classes": ["red", "green"]}
+        with pytest.raises(InputError, match=r"own1\.csv, column 'y': row \d+ is 'blue'; the classes are red, green"):
+            over_grid(config(data=data), tmp_path / "run", InProcessGrid(nodes), HURRIED)
 
     def test_a_node_with_a_wrong_config_says_why(self, tmp_path: Path) -> None:
         nodes = node_configs(tmp_path)

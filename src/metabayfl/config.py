@@ -21,25 +21,28 @@ class DataOptions(Options):
     """Which data, and how they are split over the clients."""
 
     name: str = "digits"
-    """Dataset: digits, cifar10, cifar100, tiny-imagenet, mnist, fashion-mnist; of your own: npz, images, table."""
+    """Dataset: digits, cifar10, cifar100, tiny-imagenet, mnist, fashion-mnist; of your own: npz, images, table;
+    nodes: each has its own (docs/deployment.md)."""
     path: str | None = None
     """Of npz, images, table: the file or folder, absolute or in the data folder (--data-dir or METABAYFL_DATA)."""
     label: str | None = None
-    """Of table: the label column; text or whole numbers mean classes, real numbers regression."""
+    """Of table, nodes: the label column; text or whole numbers mean classes, real numbers regression."""
     client_column: str | None = None
     """Of table: the column that says whose a row is (partition by-column)."""
     columns: tuple[str, ...] | None = None
-    """Of table: the columns that are inputs; by default all others."""
+    """Of table, nodes: the columns that are inputs; by default all others."""
+    classes: tuple[str, ...] | None = None
+    """Of nodes: the names of the classes, in the order of their numbers; tables and folders of images need them."""
     regression: bool = False
-    """Of table: whether whole numbers in the label column are quantities, not classes."""
+    """Of table, nodes: whether whole numbers in the label column are quantities, not classes."""
     standardise: bool = True
     """Of table: whether each input column gets mean 0 and standard deviation 1 over the training rows."""
     common_test: Share = 0.2
     """Of npz, images, table: share of the samples that is the common test set, where the data bring none."""
     resize: Count | None = None
-    """Of tiny-imagenet, images: height and width to which images are scaled."""
+    """Of tiny-imagenet, images, nodes: height and width to which images are scaled."""
     grey: bool = False
-    """Of images: whether one channel is enough."""
+    """Of images, nodes: whether one channel is enough."""
     labels: Literal["clean", "aggre", "rand1", "rand2", "rand3", "worse"] = "clean"
     """Of cifar10: training labels, as published or as people gave them again (CIFAR-10N); test labels stay clean."""
     verify: bool = False

@@ -1,6 +1,6 @@
 """The data of one client, on its own machine; and a federation as a server sees it, which holds nobody's samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metabayfl.config import RunConfig
+from metabayfl.config import DataOptions, RunConfig
 from metabayfl.data import build
 from metabayfl.data.arrays import Pair, as_inputs, as_pair, batch_sizes
 from metabayfl.data.drift import Drift
@@ -17,10 +17,14 @@ from metabayfl.data.sources.arrays import read_npz
 from metabayfl.inputs import Scaling, holds_numbers
 from metabayfl.likelihood import Categorical, Gaussian, Likelihood
 from metabayfl.options import InputError
+from metabayfl.remote.samples import read_samples
 from metabayfl.remote.wire import Introduction
 
 NODES = "nodes"
 """data.name of a run whose clients hold their own data."""
+USED = {"name", "clients", "batch_size", "test_fraction"}
+USED |= {"label", "columns", "classes", "regression", "resize", "grey"}
+"""Options of [data] that mean something then."""
 
 
 class Traits(TypedDict):
@@ -40,33 +44,15 @@ def traits_of(federation: Federation) -> Traits:
 
 
 def own_data(config: RunConfig, client: int, path: Path | None) -> tuple[ClientData, Traits]:
-    """Return a client's data: from its own file, or its part of the federation that the config describes."""
+    """Return a client's data: its own, or its part of the federation that the config describes."""
     if client >= config.data.clients:
         raise InputError(f"client-id = {client}: 0 to {config.data.clients - 1} is accepted with data.clients")
     if config.data.name == NODES:
         if path is None:
-            raise InputError(f"data.name = {NODES!r}: the node of client {client} needs data=FILE in its node config")
-        return _split(read_samples(path), config, client), NO_TRAITS
+            raise InputError(f"data.name = {NODES!r}: the node of client {client} needs data=PATH in its node config")
+        return _split(read_samples(path, config.data), config, client), NO_TRAITS
     federation, _ = build(config)
     return federation.client(client), traits_of(federation)
-
-
-def read_samples(path: Path) -> Pair:
-    """Read the inputs and labels of one client; the reader is chosen by how the name ends."""
-    if path.suffix not in READERS:
-        raise InputError(f"data = {str(path)!r}: files that end in {', '.join(READERS)} are accepted")
-    return as_pair(READERS[path.suffix](path), str(path))
-
-
-def _read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read the arrays x and y of an npz file."""
-    arrays = read_npz(path)
-    if not {"x", "y"} <= arrays.keys():
-        raise InputError(f"{path} has the arrays {', '.join(sorted(arrays))}; x and y are needed")
-    return arrays["x"], arrays["y"]
-
-
-READERS: dict[str, Callable[[Path], tuple[np.ndarray, np.ndarray]]] = {".npz": _read_arrays}
 
 
 def _split(samples: Pair, config: RunConfig, client: int) -> ClientData:
@@ -134,10 +120,7 @@ def common_data(config: RunConfig, path: Path | None) -> Common:
         federation, _ = build(config)
         test = federation.test_x, federation.test_y
         return Common(test, federation.unlabelled, federation.likelihood, traits_of(federation))
-    if config.data.augment or config.drift.kind != "none":
-        raise InputError(
-            f"data.augment and drift cannot be used with data.name = {NODES!r}: clients' data are as they are"
-        )
+    _refuse_unused(config)
     arrays = {} if path is None else read_npz(path)
     strange = sorted(arrays.keys() - {"test_x", "test_y", "unlabelled"})
     if strange or ("test_x" in arrays) != ("test_y" in arrays):
@@ -147,7 +130,24 @@ def common_data(config: RunConfig, path: Path | None) -> Common:
     return Common(pair, pool, None, NO_TRAITS)
 
 
-def agree(roster: Sequence[Introduction], test: Pair | None) -> Likelihood:
+def _refuse_unused(config: RunConfig) -> None:
+    """Refuse options that would be ignored where nodes bring their own data."""
+    sections = {"data": config.data, "corrupt": config.corrupt, "drift": config.drift}
+    changed = [
+        (f"{section}.{name}", getattr(options, name))
+        for section, options in sections.items()
+        for name, field in type(options).model_fields.items()
+        if getattr(options, name) != field.default and not (section == "data" and name in USED)
+    ]
+    changed += [("eval.on", "dev")] if config.eval.on == "dev" else []
+    for name, value in changed:
+        raise InputError(f"{name} = {value!r} cannot be used with data.name = {NODES!r}: clients' data are as they are")
+    names = config.data.classes
+    if names is not None and not 2 <= len(set(names)) == len(names):
+        raise InputError(f"data.classes = {list(names)!r}: at least 2 different names are accepted")
+
+
+def agree(roster: Sequence[Introduction], test: Pair | None, data: DataOptions) -> Likelihood:
     """Return the likelihood that fits all clients; refuse clients whose samples are of different kinds."""
     kinds = {(one.input_shape, one.whole_inputs, one.label_shape, one.classes > 0): one.client for one in roster}
     if len(kinds) > 1:
@@ -155,4 +155,7 @@ def agree(roster: Sequence[Introduction], test: Pair | None) -> Likelihood:
         raise InputError(f"clients {first} and {second} have inputs or labels of different shapes or kinds")
     if not roster[0].classes:
         return Gaussian(1.0)
-    return Categorical(max(2, *(one.classes for one in roster), 0 if test is None else int(test[1].max()) + 1))
+    found = max(*(one.classes for one in roster), 0 if test is None else int(test[1].max()) + 1)
+    if data.classes is not None and found > len(data.classes):
+        raise InputError(f"labels go up to {found - 1}; data.classes names {len(data.classes)} classes, from 0")
+    return Categorical(max(2, found) if data.classes is None else len(data.classes))

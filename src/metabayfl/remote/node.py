@@ -48,7 +48,7 @@ class NodeOptions(Options):
     state: str
     """Directory for private states and the client's own models."""
     data: str = ""
-    """File with the client's samples, for runs with data.name = "nodes"."""
+    """The client's samples, for runs with data.name = "nodes": an npz, csv or parquet file, or a folder of images."""
 
 
 def answer(content: bytes, options: NodeOptions) -> bytes:

@@ -57,7 +57,7 @@ def carry_out(
     experiment = experiment or secrets.token_hex(8)
     carrier = connect(encode_request(Request(experiment=experiment, config=text), {}))
     roster = roster or carrier.assemble(config.data.clients)
-    likelihood = common.likelihood or agree(roster, common.test)
+    likelihood = common.likelihood or agree(roster, common.test, config.data)
     test = _common(common.test, roster, config)
     federation = absent(roster, test, likelihood, common.pool, common.traits)
 

@@ -31,14 +31,15 @@ SOURCES: Mapping[str, Callable[[DataOptions, Path | None], Source]] = {
 }
 OPTIONS = {
     "path": {"npz", "images", "table"},
-    "label": {"table"},
+    "label": {"table", "nodes"},
     "client_column": {"table"},
-    "columns": {"table"},
-    "regression": {"table"},
+    "columns": {"table", "nodes"},
+    "classes": {"nodes"},
+    "regression": {"table", "nodes"},
     "standardise": {"table"},
     "common_test": {"npz", "images", "table"},
-    "resize": {"tiny-imagenet", "images"},
-    "grey": {"images"},
+    "resize": {"tiny-imagenet", "images", "nodes"},
+    "grey": {"images", "nodes"},
     "labels": {"cifar10"},
     "verify": {"cifar10", "cifar100", "mnist", "fashion-mnist"},
 }
@@ -46,6 +47,8 @@ OPTIONS = {
 
 def load(options: DataOptions, folder: Path | None = None) -> Source:
     """Read a dataset by name, from the folder or from the one that METABAYFL_DATA names."""
+    if options.name == "nodes":
+        raise InputError("data.name = 'nodes': the data lie on other machines, and `metabayfl flower run` goes to them")
     if options.name not in SOURCES:
         raise InputError(f"unknown data.name = {options.name!r}; accepted: {', '.join(SOURCES)}")
     _check_options(options)

@@ -35,26 +35,45 @@ def images(options: DataOptions, folder: Path | None) -> Source:
     divided = (home / "train").is_dir() and (home / "test").is_dir()
     names = _class_names(home / "train" if divided else home)
     train = Pictures.join([picture_files(home / "train" / name if divided else home / name) for name in names])
-    test = _test_pictures(home, names) if divided else None
+    test = _pictures(home / "test", names, str(home / "train")) if divided else None
     key = ("images", options.resize, options.grey, options.common_test, decoder())
     files = [*train.paths, *(test.paths if test else ())]
     return cached(files, key, folder or home, lambda: _decode(train, test, names, options))
 
 
+def read_folder(home: Path, names: Sequence[str], options: DataOptions) -> Source:
+    """Read a folder whose sub-folders are some of the classes named; there is no test set."""
+    found = _pictures(home, names, f"data.classes, which are {', '.join(names)}")
+    key = ("folder", tuple(names), options.resize, options.grey, decoder())
+
+    def decode() -> Source:
+        x = decode_all(found.paths, options.resize, options.grey)
+        return Source(x, found.labels, x[:0], found.labels[:0], len(names), tuple(names))
+
+    return cached(found.paths, key, home, decode)
+
+
 def _class_names(home: Path) -> tuple[str, ...]:
-    found = home.iterdir() if home.is_dir() else ()
-    names = sorted(path.name for path in found if path.is_dir() and not path.name.startswith("."))
+    names = _sub_folders(home)
     if len(names) < 2:
         raise InputError(f"{home} has {len(names)} sub-folders; at least 2, one for each class, are needed")
     return tuple(names)
 
 
-def _test_pictures(home: Path, names: tuple[str, ...]) -> Pictures:
-    strange = sorted(set(_class_names(home / "test")) - set(names))
-    if strange:
-        raise InputError(f"{home / 'test' / strange[0]}: there is no such class in {home / 'train'}")
-    places = [home / "test" / name for name in names]
-    return Pictures.join([picture_files(place) if place.is_dir() else [] for place in places])
+def _sub_folders(home: Path) -> list[str]:
+    found = home.iterdir() if home.is_dir() else ()
+    return sorted(path.name for path in found if path.is_dir() and not path.name.startswith("."))
+
+
+def _pictures(home: Path, names: Sequence[str], known: str) -> Pictures:
+    """Return the images of classes that are known, of which some may be absent."""
+    here = _sub_folders(home)
+    if not here:
+        raise InputError(f"{home} has no sub-folders; one for each class is needed")
+    for name in here:
+        if name not in names:
+            raise InputError(f"{home / name}: there is no such class in {known}")
+    return Pictures.join([picture_files(home / name) if name in here else [] for name in names])
 
 
 def _decode(train: Pictures, test: Pictures | None, names: tuple[str, ...], options: DataOptions) -> Source:

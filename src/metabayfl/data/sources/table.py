@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 def table(options: DataOptions, folder: Path | None) -> Source:
     """A table of your own, CSV or parquet: a label column, numeric columns, perhaps a client column."""
     path = resolve(options.path, folder, "data.path", "a file whose name ends in .csv or .parquet")
-    columns = read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
+    columns = read_columns(path)
     if options.label is None:
         raise InputError(f"data.label is missing: name the label column of {path}; it has {', '.join(columns)}")
     rows = as_rows(columns, str(path), options.label, options.client_column, options.columns, options.regression)
@@ -52,6 +52,11 @@ def table(options: DataOptions, folder: Path | None) -> Source:
         owners=owners,
         client_names=rows.client_names,
     )
+
+
+def read_columns(path: Path) -> Columns:
+    """Read a table; the format goes by how the name ends."""
+    return read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
 
 
 def read_csv(path: Path) -> Columns:
@@ -86,9 +91,18 @@ def read_parquet(path: Path) -> Columns:
 
 
 def as_rows(
-    columns: Columns, where: str, label: str, client: str | None, chosen: Sequence[str] | None, regression: bool = False
+    columns: Columns,
+    where: str,
+    label: str,
+    client: str | None,
+    chosen: Sequence[str] | None,
+    regression: bool = False,
+    classes: Sequence[str] | None = None,
 ) -> Rows:
-    """Turn columns into features, labels and clients; whole numbers or text as labels mean classes, others targets."""
+    """Turn columns into features, labels and clients; whole numbers or text as labels mean classes, others targets.
+
+    Classes are numbered in sorted order, or as `classes` names them.
+    """
     for name in (label, *([client] if client else []), *(chosen or ())):
         if name not in columns:
             raise InputError(f"{where} has no column {name!r}, but {', '.join(map(repr, columns))}")
@@ -96,7 +110,7 @@ def as_rows(
     if not features:
         raise InputError(f"{where} has no columns besides {label!r}{f' and {client!r}' if client else ''}")
     x = np.stack([numbers(columns[name], f"{where}, column {name!r}") for name in features], axis=1)
-    y, names = _labels(columns[label], f"{where}, column {label!r}", regression)
+    y, names = _labels(columns[label], f"{where}, column {label!r}", regression, classes)
     owners, clients = owners_of(_present(columns[client], f"{where}, column {client!r}")) if client else (None, ())
     return Rows(x, y, names, owners, clients)
 
@@ -135,8 +149,12 @@ def _present(column: np.ndarray, where: str) -> np.ndarray:
     return column
 
 
-def _labels(column: np.ndarray, where: str, regression: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+def _labels(
+    column: np.ndarray, where: str, regression: bool, classes: Sequence[str] | None
+) -> tuple[np.ndarray, tuple[str, ...]]:
     values = _present(column, where)
+    if classes is not None:
+        return _numbered(values, classes, where), tuple(classes)
     if values.dtype.kind not in "biuf":
         values = _parsed(values)
     if regression or values.dtype.kind == "f":
@@ -145,6 +163,16 @@ def _labels(column: np.ndarray, where: str, regression: bool) -> tuple[np.ndarra
     if len(found) < 2:
         raise InputError(f"{where} holds only {str(found[0])!r}; at least 2 classes are needed")
     return y.astype(np.int64), tuple(map(str, found))
+
+
+def _numbered(labels: np.ndarray, classes: Sequence[str], where: str) -> np.ndarray:
+    """Return the places of labels among the names of the classes."""
+    places = {name: place for place, name in enumerate(classes)}
+    texts = [str(label).strip() for label in labels.tolist()]
+    for row, text in enumerate(texts):
+        if text not in places:
+            raise InputError(f"{where}: row {row} is {text!r}; the classes are {', '.join(classes)}")
+    return np.array([places[text] for text in texts], dtype=np.int64)
 
 
 def _parsed(texts: np.ndarray) -> np.ndarray:
