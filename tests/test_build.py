@@ -150,6 +150,7 @@ def test_like_never_takes_a_row_twice(seed: int, rows: int) -> None:
         ({"data": {"clients": 3, "batch_size": (4, 4)}}, r"batch_size = \(4, 4\): .* each of the 3 clients"),
         ({"data": {"clients": 5000}}, "clients = 5000"),
         ({"data": {"augment": True}}, r"data.augment = true: inputs are of shape \(1, 8, 8\)"),
+        ({"data": {"noise_std": 0.5}}, "data.noise_std = 0.5: it is for regression, and the labels are classes"),
         ({"eval": {"on": "dev"}}, "eval.on = 'dev' needs samples .* data.dev"),
         ({"corrupt": {"noise_std": 0.1, "noise_variance": 0.1}}, "one of the two is accepted"),
         ({"corrupt": {"noise_std": [0.1]}}, r"corrupt.noise_std = \(0.1,\): .* each of the 5 clients"),

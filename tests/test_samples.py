@@ -11,7 +11,7 @@ from layouts import write_image
 from metabayfl.config import DataOptions, RunConfig
 from metabayfl.data.arrays import Pair
 from metabayfl.data.sources import load
-from metabayfl.likelihood import Categorical
+from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.options import InputError
 from metabayfl.remote.data import agree, common_data
 from metabayfl.remote.samples import read_samples
@@ -124,6 +124,12 @@ class TestAgreement:
         assert agree([introduction(2)], None, DataOptions(name="nodes")) == Categorical(2)
         with pytest.raises(InputError, match=r"labels go up to 3; data\.classes names 3 classes, from 0"):
             agree([introduction(4)], None, named)
+
+    def test_values_have_the_noise_of_the_config(self) -> None:
+        noisy = DataOptions(name="nodes", noise_std=0.5)
+        assert agree([introduction(0)], None, noisy) == Gaussian(0.5)
+        with pytest.raises(InputError, match=r"data\.noise_std = 0\.5: it is for regression"):
+            agree([introduction(2)], None, noisy)
 
     @pytest.mark.parametrize(
         ("sections", "reason"),

@@ -14,6 +14,7 @@ from metabayfl import InputError
 from metabayfl.config import DataOptions, RunConfig
 from metabayfl.data import build
 from metabayfl.data.sources import Source, load
+from metabayfl.likelihood import Gaussian
 
 ROWS = "age,dose,hospital,ill\n" + "".join(
     f"{20 + row},{row / 2},{'north' if row % 3 else 'south'},{'yes' if row % 2 else 'no'}\n" for row in range(30)
@@ -117,8 +118,9 @@ class TestFederationOfAConfig:
 
     def test_regression_is_shared_out_without_classes(self, tmp_path: Path) -> None:
         options = {"label": "dose", "columns": ("age",), "client_column": None, "clients": 3}
-        federation, _ = build(self.config(tmp_path, partition="iid", **options))
+        federation, _ = build(self.config(tmp_path, partition="iid", noise_std=0.5, **options))
         assert len(federation) == 3
+        assert federation.likelihood == Gaussian(0.5)
         with pytest.raises(InputError, match="'dirichlet' shares out classes; for regression iid"):
             build(self.config(tmp_path, partition="dirichlet", **options))
 

@@ -35,6 +35,8 @@ class DataOptions(Options):
     """Of nodes: the names of the classes, in the order of their numbers; tables and folders of images need them."""
     regression: bool = False
     """Of table, nodes: whether whole numbers in the label column are quantities, not classes."""
+    noise_std: Annotated[float, Field(gt=0)] = 1.0
+    """Of regression: standard deviation of the observations around the model's mean."""
     standardise: bool = True
     """Of table: whether each input column gets mean 0 and standard deviation 1 over the training rows."""
     common_test: Share = 0.2

@@ -13,7 +13,7 @@ from metabayfl.data.holdings import Holdings
 from metabayfl.data.pools import like, set_aside
 from metabayfl.data.sources import Source, load
 from metabayfl.inputs import Scaling
-from metabayfl.likelihood import Categorical, Gaussian
+from metabayfl.likelihood import Categorical, Gaussian, Likelihood
 from metabayfl.options import InputError
 from metabayfl.randomness import numpy_generator
 
@@ -29,13 +29,22 @@ def build(config: RunConfig) -> tuple[Federation, tuple[int, ...]]:
     federation = Federation.from_clients(
         clients,
         builder.common_test(),
-        Gaussian(1.0) if source.classes is None else Categorical(source.classes),
+        likelihood_for(source.classes, config.data),
         builder.unlabelled(),
         scaling=Scaling(source.mean, source.std) if source.mean else None,
         drift=builder.drift(),
         augment=config.data.augment,
     )
     return federation, source.input_shape
+
+
+def likelihood_for(classes: int | None, options: DataOptions) -> Likelihood:
+    """Return the likelihood of so many classes, or of values."""
+    if classes is None:
+        return Gaussian(options.noise_std)
+    if options.noise_std != DataOptions().noise_std:
+        raise InputError(f"data.noise_std = {options.noise_std}: it is for regression, and the labels are classes")
+    return Categorical(classes)
 
 
 class Builder:

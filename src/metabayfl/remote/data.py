@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from metabayfl.config import DataOptions, RunConfig
-from metabayfl.data import build
+from metabayfl.data import build, likelihood_for
 from metabayfl.data.arrays import Pair, as_inputs, as_pair, batch_sizes
 from metabayfl.data.drift import Drift
 from metabayfl.data.federation import ClientData, Federation, Rows, split_rows
 from metabayfl.data.sources.arrays import read_npz
 from metabayfl.inputs import Scaling, holds_numbers
-from metabayfl.likelihood import Categorical, Gaussian, Likelihood
+from metabayfl.likelihood import Likelihood
 from metabayfl.options import InputError
 from metabayfl.remote.samples import read_samples
 from metabayfl.remote.wire import Introduction
@@ -23,7 +23,7 @@ from metabayfl.remote.wire import Introduction
 NODES = "nodes"
 """data.name of a run whose clients hold their own data."""
 USED = {"name", "clients", "batch_size", "test_fraction"}
-USED |= {"label", "columns", "classes", "regression", "resize", "grey"}
+USED |= {"label", "columns", "classes", "regression", "noise_std", "resize", "grey"}
 """Options of [data] that mean something then."""
 
 
@@ -154,8 +154,8 @@ def agree(roster: Sequence[Introduction], test: Pair | None, data: DataOptions) 
         first, second = sorted(kinds.values())[:2]
         raise InputError(f"clients {first} and {second} have inputs or labels of different shapes or kinds")
     if not roster[0].classes:
-        return Gaussian(1.0)
+        return likelihood_for(None, data)
     found = max(*(one.classes for one in roster), 0 if test is None else int(test[1].max()) + 1)
     if data.classes is not None and found > len(data.classes):
         raise InputError(f"labels go up to {found - 1}; data.classes names {len(data.classes)} classes, from 0")
-    return Categorical(max(2, found) if data.classes is None else len(data.classes))
+    return likelihood_for(max(2, found) if data.classes is None else len(data.classes), data)
