@@ -27,7 +27,7 @@ from metabayfl.engine.plan import Job, make_job
 from metabayfl.engine.process import keep_heap
 from metabayfl.methods import METHODS
 from metabayfl.randomness import keyed_globals
-from metabayfl.types import Fit, Params
+from metabayfl.types import Delivered, Fit, Params
 
 BOUND = 1.10
 BASELINE = "fedavg"
@@ -53,7 +53,8 @@ class Player:
         fits = [
             self.fit(client, self.job.method.init_client(self.job.context(0, client)), 0) for client in self.clients
         ]
-        self.server = self.job.method.aggregate(self.server, [fit.update for fit in fits], ctx)
+        updates = [Delivered(client, *fit.update) for client, fit in zip(self.clients, fits, strict=True)]
+        self.server = self.job.method.aggregate(self.server, updates, ctx)
         self.state = fits[0].state
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from metabayfl.likelihood import Gaussian
 from metabayfl.methods.base import Method
 from metabayfl.task import Task
-from metabayfl.types import Context, Params, TrainData
+from metabayfl.types import Context, Delivered, Params, TrainData
 
 NOISE = 0.8
 EYE = torch.eye(3, dtype=torch.float64)
@@ -69,7 +69,8 @@ def play(
             down = method.broadcast(found.server, here)
             fits[number] = method.fit(down, found.states[number], clients[number], here)
         found.states |= {number: fit.state for number, fit in fits.items()}
-        found.server = method.aggregate(found.server, [fits[number].update for number in sorted(fits)], ctx)
+        updates = [Delivered(number, *fits[number].update) for number in sorted(fits)]
+        found.server = method.aggregate(found.server, updates, ctx)
     for number, fit in fits.items():
         here = replace(ctx, round=rounds, client=number)
         down = method.broadcast(found.server, here)

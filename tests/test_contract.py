@@ -24,7 +24,7 @@ from metabayfl.options import InputError
 from metabayfl.randomness import keyed_globals
 from metabayfl.result import Result
 from metabayfl.store import Event, RunDirectory
-from metabayfl.types import Fit, Params
+from metabayfl.types import Context, Delivered, Fit, Params, TrainData
 from metabayfl.validate import Limits, find_fault
 
 named = pytest.mark.parametrize("name", sorted(METHODS))
@@ -214,7 +214,7 @@ class Bench:
     def play(self) -> None:
         """Carry out a round."""
         self.fits = {client: self.fit(client, self.down(client), state) for client, state in self.states.items()}
-        updates = [fit.update for fit in self.fits.values()]
+        updates = [Delivered(client, *fit.update) for client, fit in self.fits.items()]
         with keyed_globals("aggregate", self.round):
             self.server = self.method.aggregate(self.server, updates, self.job.context(self.round))
         self.states = {client: fit.state for client, fit in self.fits.items()}
@@ -235,7 +235,7 @@ class TestHooks:
         kept = [contents(params) for params in (data, down, state, server)]
         fit = bench.fit(0, down, state)
         sent = contents(fit.update.payload)
-        bench.method.aggregate(server, [fit.update, fit.update], ctx)
+        bench.method.aggregate(server, [Delivered(client, *fit.update) for client in (0, 1)], ctx)
         own = bench.method.personalise(down, state, fit.personal or None, self.data(bench), replace(ctx, client=0))
         bench.method.predict(own, POOL, 2, ctx)
         assert [contents(params) for params in (data, down, state, server)] == kept
@@ -305,6 +305,23 @@ class TestDeclarations:
                 refuse_unmet(name, method.needs, set(Need) - {need})
             one_line(caught.value)
         refuse_unmet(name, method.needs, set(Need))
+
+
+@pytest.mark.parametrize("name", ["fedamp", "fedfomo", "fedkd"])
+def test_nobody_can_pass_for_another_client(name: str, reference: Callable[[str], Result], tmp_path: Path) -> None:
+    """All clients claim to be client 0; the server still keeps what it has of each in that client's place."""
+    honest = METHODS[name].fit
+
+    def lie(method: Method, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
+        return honest(method, down, state, data, replace(ctx, client=0))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(METHODS[name], "fit", lie)
+        lying = run(tmp_path, make(name))
+    states = [result.directory.checkpoint() for result in (reference(name), lying)]
+    servers = [state.server for state in states if state is not None]
+    assert servers[0].keys() == servers[1].keys()
+    assert all(server.get("holders", torch.ones(3)).tolist() == [1, 1, 1] for server in servers)
 
 
 def numbers(params: Params) -> float:

@@ -293,6 +293,18 @@ class TestHooks:
         sizes = list(federation(4).train_sizes(held_out=False).values())
         assert seen == [sizes, sizes]
 
+    def test_an_update_says_whose_it_is(self, tmp_path: Path) -> None:
+        seen: list[int] = []
+
+        class Watching(FedAvg):
+            def aggregate(self, server: Params, updates: Any, ctx: Context) -> Params:
+                seen.extend(update.client for update in updates)
+                return super().aggregate(server, updates, ctx)
+
+        events = train(tmp_path / "run", Watching(epochs=1), clients=5, rounds=3, clients_per_round=2)
+        assert seen == [event["client"] for event in events if event["event"] == "client"]
+        assert len(seen) == 6
+
     def test_the_private_state_comes_back_to_its_client_only(self, tmp_path: Path) -> None:
         class Counting(FedAvg):
             def init_client(self, ctx: Context) -> Params:

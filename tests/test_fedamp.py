@@ -12,7 +12,7 @@ from federations import federation, network
 from metabayfl.methods import FedAMP, HeurFedAMP, Local
 from metabayfl.methods.fedamp import AttentiveMessages
 from metabayfl.optim import PointLoss
-from metabayfl.types import Context, Params, Update
+from metabayfl.types import Context, Delivered, Params
 from quadratics import EYE, curvature, least_squares, line, play, regression
 from test_local import same
 
@@ -26,8 +26,8 @@ def context(client: int | None = None, clients: int = 3) -> Context:
     return Context(line(1, 1.0), client=client, clients=dict.fromkeys(range(clients), 8))
 
 
-def at(value: float, client: int) -> Update:
-    return Update({"mu": torch.full((3,), value, dtype=torch.float64), "client": torch.tensor([client])}, 1.0, {})
+def at(value: float, client: int) -> Delivered:
+    return Delivered(client, {"mu": torch.full((3,), value, dtype=torch.float64)}, 1.0, {})
 
 
 class TestAttention:

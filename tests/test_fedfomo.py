@@ -10,7 +10,7 @@ import metabayfl as mb
 from federations import federation, network
 from metabayfl.methods import FedFomo, Local
 from metabayfl.methods.fedfomo import mix
-from metabayfl.types import Context, Params, Update
+from metabayfl.types import Context, Delivered, Params
 from quadratics import line, regression
 from test_local import same
 
@@ -63,10 +63,7 @@ class TestCandidates:
         method, ctx = FedFomo(), context(None)
         server = method.init_server(ctx)
         rows = {0: torch.tensor([0.0, 0.1, 0.5, -0.2, 0.9, 0.0])}
-        updates = [
-            Update(at(float(n)) | {"affinity": rows.get(n, torch.zeros(6)), "client": torch.tensor([n])}, 1.0, {})
-            for n in range(5)
-        ]
+        updates = [Delivered(n, at(float(n)) | {"affinity": rows.get(n, torch.zeros(6))}, 1.0, {}) for n in range(5)]
         return method.aggregate(server, updates, ctx)
 
     def test_the_most_useful_come_first(self) -> None:
@@ -89,7 +86,7 @@ class TestCandidates:
 
     def test_usefulness_adds_up_and_models_are_replaced(self) -> None:
         method, server = FedFomo(), self.server()
-        again = Update(at(7.0) | {"affinity": torch.ones(6), "client": torch.tensor([0])}, 1.0, {})
+        again = Delivered(0, at(7.0) | {"affinity": torch.ones(6)}, 1.0, {})
         after = method.aggregate(server, [again], context(None))
         assert after["affinity"][0].tolist() == pytest.approx([1.0, 1.1, 1.5, 0.8, 1.9, 1.0])
         assert after["mu.0"].tolist() == [7.0] * 3

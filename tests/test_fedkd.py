@@ -14,7 +14,7 @@ from metabayfl.data.federation import Federation
 from metabayfl.likelihood import Gaussian
 from metabayfl.methods import FedKD, Local
 from metabayfl.task import Task
-from metabayfl.types import Context, Params, Update
+from metabayfl.types import Context, Delivered, Params
 from test_contract import POOL, uneven
 from test_fedbe import context, smooth
 from test_local import events, same
@@ -30,8 +30,8 @@ def server_context() -> Context:
     return replace(context(), unlabelled=POOL, clients=CLIENTS)
 
 
-def told(answer: Tensor, client: int = 0, weight: float = 1.0) -> Update:
-    return Update({"answer": answer, "client": torch.tensor([client])}, weight, {})
+def told(answer: Tensor, client: int = 0, weight: float = 1.0) -> Delivered:
+    return Delivered(client, {"answer": answer}, weight, {})
 
 
 def some_answer(sharpness: float = 3.0) -> Tensor:

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Sequence
 
-from metabayfl.types import Params, Received
+from metabayfl.types import Params, Weighted
 
 
-def shares(updates: Sequence[Received]) -> list[float]:
+def shares(updates: Sequence[Weighted]) -> list[float]:
     """Weights of the updates, summing to one."""
     weights = [update.weight for update in updates]
     total = sum(weights)
     return [weight / total for weight in weights]
 
 
-def weighted_sums(updates: Sequence[Received], terms: Callable[[Params, float], Params]) -> Params:
+def weighted_sums(updates: Sequence[Weighted], terms: Callable[[Params, float], Params]) -> Params:
     """Sum over the updates of share times each named term, in float64; `terms` gets a payload and its share."""
     sums: Params = {}
     for update, share in zip(updates, shares(updates), strict=True):
@@ -24,7 +24,7 @@ def weighted_sums(updates: Sequence[Received], terms: Callable[[Params, float], 
     return sums
 
 
-def mean(updates: Sequence[Received]) -> Params:
+def mean(updates: Sequence[Weighted]) -> Params:
     """Weighted mean of every named tensor, in its own type."""
     sums = weighted_sums(updates, lambda payload, _: payload)
     types = {name: tensor.dtype for name, tensor in updates[0].payload.items()}

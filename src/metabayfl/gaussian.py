@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 from metabayfl.aggregate import weighted_sums
 from metabayfl.optim import Group
 from metabayfl.task import Task
-from metabayfl.types import Params, Received
+from metabayfl.types import Params, Weighted
 
 Rule = Literal["rho", "sigma", "var", "mixture", "sum", "product"]
 SMALLEST_SIGMA = 1e-6
@@ -151,7 +151,7 @@ def sample(posterior: Params, noise: torch.Generator, into: Tensor) -> None:
     into[: len(rho)].addcmul_(sigma_of(rho), eps)
 
 
-def average(updates: Sequence[Received], rule: Rule) -> Params:
+def average(updates: Sequence[Weighted], rule: Rule) -> Params:
     """Average Gaussian posteriors by one of the six rules of docs/methods.md 1.4, all other tensors by their mean."""
     sums = weighted_sums(updates, lambda payload, share: payload | _TERMS[rule](payload, share))
     types = {name: tensor.dtype for name, tensor in updates[0].payload.items()}

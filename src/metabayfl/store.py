@@ -44,6 +44,7 @@ class SpooledUpdate:
     """An update that lies on disk; its payload is read each time it is asked for."""
 
     directory: "RunDirectory"
+    client: int
     address: Address
     weight: float
     metrics: dict[str, float]

@@ -13,7 +13,19 @@ from metabayfl.randomness import torch_generator
 if TYPE_CHECKING:
     from metabayfl.task import Task
 
-__all__ = ["Context", "Diverged", "Fit", "InputError", "Params", "Received", "TrainData", "Update"]
+__all__ = [
+    "Context",
+    "Delivered",
+    "Diverged",
+    "Fit",
+    "InputError",
+    "Params",
+    "Received",
+    "Sent",
+    "TrainData",
+    "Update",
+    "Weighted",
+]
 
 Params = dict[str, Tensor]
 """State is named tensors, everywhere. A model is `mu`, `rho` if it is Bayesian, `buffers` if the module has any."""
@@ -31,8 +43,8 @@ class Update(NamedTuple):
     metrics: dict[str, float]
 
 
-class Received(Protocol):
-    """An update as the server sees it; the payload may be read from disk each time it is asked for."""
+class Weighted(Protocol):
+    """What an average needs of an update; the payload may be read from disk each time it is asked for."""
 
     @property
     def payload(self) -> Params:
@@ -44,10 +56,32 @@ class Received(Protocol):
         """How much the client counts."""
         ...
 
+
+class Sent(Weighted, Protocol):
+    """All that a client sends."""
+
     @property
     def metrics(self) -> dict[str, float]:
         """Numbers that the client sent along."""
         ...
+
+
+class Received(Sent, Protocol):
+    """An update as the server sees it."""
+
+    @property
+    def client(self) -> int:
+        """Whose it is, as the engine knows it: a client's own word does not count."""
+        ...
+
+
+class Delivered(NamedTuple):
+    """An update in memory, for those who call `aggregate` without an engine: `Delivered(client, *update)`."""
+
+    client: int
+    payload: Params
+    weight: float
+    metrics: dict[str, float]
 
 
 class Fit(NamedTuple):

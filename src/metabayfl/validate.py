@@ -10,7 +10,7 @@ from typing import TypeGuard, TypeVar
 import torch
 
 from metabayfl.tensorfile import encoded_size
-from metabayfl.types import Params, Received
+from metabayfl.types import Params, Sent
 
 LARGEST_METRICS = 96
 LONGEST_NAME = 64
@@ -66,7 +66,7 @@ def find_duplicates(clients: Iterable[Id]) -> list[Id]:
     return [client for client, count in Counter(clients).items() if count > 1]
 
 
-def find_fault(update: Received, limits: Limits) -> str:
+def find_fault(update: Sent, limits: Limits) -> str:
     """Return what is wrong with an update; an empty text if nothing is."""
     malformed = find_malformed(update, limits.largest_weight)
     if malformed:
@@ -75,7 +75,7 @@ def find_fault(update: Received, limits: Limits) -> str:
     return _names_fault(payload, limits.like) or _first(_value_fault(n, t, limits) for n, t in payload.items())
 
 
-def find_malformed(update: Received, largest_weight: float = math.inf) -> str:
+def find_malformed(update: Sent, largest_weight: float = math.inf) -> str:
     """Return why an update cannot even be sent, whatever the server expects; an empty text if it can."""
     return (
         _weight_fault(update.weight, largest_weight)

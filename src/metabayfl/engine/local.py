@@ -142,7 +142,7 @@ class Loop:
         record = self.directory.read_client(receipt.address)
         fault = find_fault(record, limits)
         event = {"fault": fault, "weight": record.weight, **record.metrics, **record.cost, **receipt.cost}
-        update = SpooledUpdate(self.directory, receipt.address, record.weight, record.metrics)
+        update = SpooledUpdate(self.directory, receipt.client, receipt.address, record.weight, record.metrics)
         return event, None if fault else update
 
     def _aggregate(self, before: Checkpoint, updates: list[SpooledUpdate]) -> Params:

@@ -13,7 +13,7 @@ from metabayfl.methods.base import Method, NotNegative, Positive, get, model_of,
 from metabayfl.methods.needs import Need
 from metabayfl.optim import Objective, PointLoss, rate_at
 from metabayfl.proximal import Proximal
-from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
+from metabayfl.types import Context, Params, Received, TrainData, Update
 
 
 class AttentiveMessages(Method):
@@ -59,21 +59,15 @@ class AttentiveMessages(Method):
         """Return NLL(w) + prox/2 |w - u_i|²."""
         return Proximal(PointLoss(ctx.task, model), model["mu"], self.prox)
 
-    def leave(self, model: Params, metrics: dict[str, float], data: TrainData, ctx: Context) -> Fit:
-        """Send the model with the client's number: the server must know whose it is."""
-        fit = super().leave(model, metrics, data, ctx)
-        payload = fit.update.payload | {"client": torch.tensor([ctx.client or 0])}
-        return fit._replace(update=fit.update._replace(payload=payload))
-
     def payload_like(self, server: Params, ctx: Context) -> Params:
-        """Return a model and the number of the client."""
-        return model_of(server) | {"client": torch.zeros(1, dtype=torch.int64)}
+        """Return a model."""
+        return model_of(server)
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """Keep each client's newest model, and see how near they are to each other."""
         after = dict(server)
-        for payload in (update.payload for update in updates):
-            after |= put(model_of(payload), str(int(payload["client"])))
+        for update in updates:
+            after |= put(model_of(update.payload), str(update.client))
         known = clients_known(after)
         shares = self.attention(torch.stack([after[f"{number}.mu"] for number in known]).double())
         table = torch.zeros_like(server["attention"])

@@ -66,7 +66,7 @@ class FedFomo(OwnModels):
         row = torch.zeros(len(ctx.clients))
         for other, value in usefulness.items():
             row[other] = value
-        payload = ctx.task.split(model)[0] | {"affinity": row, "client": torch.tensor([ctx.client or 0])}
+        payload = ctx.task.split(model)[0] | {"affinity": row}
         metrics |= {"received": len(others), "mixed": sum(value > 0 for value in usefulness.values())}
         return Fit(Update(payload, 1.0, metrics), put(model, "own"), {})
 
@@ -94,15 +94,15 @@ class FedFomo(OwnModels):
         return ctx.task.likelihood.losses(outputs, data.select_y).mean().item()
 
     def payload_like(self, server: Params, ctx: Context) -> Params:
-        """Return a model, a row of the table, and the number of the client."""
+        """Return a model and a row of the table."""
         model = {name: server[name] for name in ("mu", "buffers") if name in server}
-        return model | {"affinity": server["affinity"][0], "client": torch.zeros(1, dtype=torch.int64)}
+        return model | {"affinity": server["affinity"][0]}
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """Keep each client's newest model, and add what it said of the others to the table."""
         after = server | {"affinity": server["affinity"].clone()}
-        for payload in (update.payload for update in updates):
-            number = int(payload["client"])
+        for update in updates:
+            number, payload = update.client, update.payload
             after["affinity"][number] += payload["affinity"]
             after |= {f"{name}.{number}": payload[name].clone() for name in ("mu", "buffers") if name in payload}
         return after

@@ -59,8 +59,7 @@ class FedKD(PoolDistillation):
         inputs = down[INPUTS] if INPUTS in down else state[INPUTS]
         own = self.digest(get(state, "own") or self.init_model(ctx), inputs, down.get(ANSWER), data.batch_size, ctx)
         own, metrics = self.train(own, data, ctx)
-        payload = {ANSWER: ctx.task.consult(own, inputs).softmax(1), "client": torch.tensor([ctx.client or 0])}
-        update = Update(payload, self.weight_of(data), metrics)
+        update = Update({ANSWER: ctx.task.consult(own, inputs).softmax(1)}, self.weight_of(data), metrics)
         return Fit(update, put(own, "own") | {INPUTS: inputs.clone()}, {})
 
     def digest(self, own: Params, inputs: Tensor, answer: Tensor | None, batch_size: int, ctx: Context) -> Params:
@@ -73,17 +72,16 @@ class FedKD(PoolDistillation):
         return student.model()
 
     def payload_like(self, server: Params, ctx: Context) -> Params:
-        """Return probabilities for the samples of U, and the number of the client."""
+        """Return probabilities for the samples of U."""
         shape = len(server[INPUTS]), count_classes(self.name, ctx.task)
-        answer = torch.zeros(shape, dtype=ctx.task.weights.dtype)
-        return {ANSWER: answer, "client": torch.zeros(1, dtype=torch.int64)}
+        return {ANSWER: torch.zeros(shape, dtype=ctx.task.weights.dtype)}
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """Average the predictions, sharpen them, and let the student learn them."""
         sums = aggregate.weighted_sums(updates, lambda payload, _: {ANSWER: payload[ANSWER]})
         answer = sharpen(sums[ANSWER], self.temperature).to(ctx.task.weights.dtype)
         holders = server[HOLDERS].clone()
-        holders[[int(update.payload["client"]) for update in updates]] = 1
+        holders[[update.client for update in updates]] = 1
         student = self.distil(PointLoss(ctx.task, model_of(server)), server[INPUTS], answer, ctx)
         return server | student | {ANSWER: answer, HOLDERS: holders}
 
