@@ -56,10 +56,7 @@ class FedMask(OwnModels):
     def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
         """Train scores from the mean mask; at first choose the units that are worth it and begin again with them."""
         masking = Masking(ctx.task, self.frozen)
-        model = {
-            name: state[f"own.{name}"] for name in ("mu", "buffers") if f"own.{name}" in state
-        } or ctx.task.initial()
-        units = state.get("units")
+        model, units = self.own_model(state, ctx), state.get("units")
         if units is None:
             trial = MaskLoss(masking, model, down["mean"], torch.ones(len(masking.first_units), dtype=torch.bool))
             self.descend(trial, data, ctx)
