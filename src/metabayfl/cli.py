@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from metabayfl._version import __version__
 from metabayfl.commands.terminal import seed_list, worker_count
 from metabayfl.config import RunConfig, read, read_comparison
+from metabayfl.interruption import ctrl_c
 from metabayfl.options import InputError
 
 DEMO = Path(__file__).with_name("demo.toml")
@@ -23,17 +24,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; bad input is one line and exit code 2."""
     sys.path.insert(0, os.getcwd())  # models named as module:callable may lie where the user stands
     options = parser().parse_args(arguments)
-    try:
-        _check_what_was_typed(options)
-        return _handler(options.handler)(options)
-    except InputError as error:
-        return _fail(str(error), 2)
-    except KeyboardInterrupt:
+    with ctrl_c.noted():
+        try:
+            _check_what_was_typed(options)
+            handler = _handler(options.handler)
+            ctrl_c.heed()
+            return handler(options)
+        except (Exception, KeyboardInterrupt) as error:
+            return _tell(error, options)
+
+
+def _tell(error: BaseException, options: argparse.Namespace) -> int:
+    """Say in one line what has ended a command, and return its exit code; what is our mistake is raised again."""
+    if isinstance(error, KeyboardInterrupt) or ctrl_c.pressed:
         return _fail("interrupted", 130, options)
-    except (RuntimeError, OSError) as error:
-        if type(error) is RuntimeError:
-            raise
+    if isinstance(error, InputError):
+        return _fail(str(error), 2)
+    if isinstance(error, (RuntimeError, OSError)) and type(error) is not RuntimeError:
         return _fail(str(error), 1, options)
+    raise error
 
 
 def _check_what_was_typed(options: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from metabayfl.engine.plan import Job
 from metabayfl.engine.process import keep_heap, one_thread, peak_memory_bytes
 from metabayfl.engine.scores import coolest
 from metabayfl.engine.workers import Workers, make_workers
+from metabayfl.interruption import ctrl_c
 from metabayfl.methods.base import model_of
 from metabayfl.metrics import summarise
 from metabayfl.options import InputError
@@ -71,6 +72,7 @@ class Loop:
         checkpoint = self.directory.checkpoint() or self._begin()
         self.directory.drop_events_after(checkpoint.round)
         while checkpoint.round < min(self.job.plan.rounds, until or self.job.plan.rounds):
+            ctrl_c.heed()
             checkpoint = self._round(checkpoint)
         if checkpoint.round == self.job.plan.rounds:
             self._export(checkpoint)
@@ -192,7 +194,9 @@ class Loop:
         return views
 
     def _call(self, name: str, clients: Sequence[int], round_: int) -> Iterator[Any]:
-        return self.workers.run([(name, (client, round_)) for client in clients])
+        for answer in self.workers.run([(name, (client, round_)) for client in clients]):
+            ctrl_c.heed()
+            yield answer
 
     def _export(self, checkpoint: Checkpoint) -> None:
         """Write the models for those who will use them."""
