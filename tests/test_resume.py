@@ -127,6 +127,21 @@ class TestInterrupt:
         assert published(run) > 0
 
     @pytest.mark.slow
+    def test_ctrl_c_ends_a_comparison(self, tmp_path: Path) -> None:
+        """Runs that have not begun do not begin."""
+        out, chosen = tmp_path / "out", ["--methods", "fedavg", "--seeds", "0-9", "--workers", "2"]
+        process = launch(tmp_path, ["compare", str(configured(tmp_path, 10**6)), *chosen, "--out", str(out)])
+        try:
+            wait_for(lambda: any(out.rglob(CURRENT)), process)
+            os.killpg(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            end(process)
+        assert process.returncode == 130
+        assert errors.splitlines()[-1] == "metabayfl: interrupted"
+        assert 0 < len(list(out.rglob("run.json"))) < 10
+
+    @pytest.mark.slow
     def test_kill_on_the_command_line(self, tmp_path: Path) -> None:
         """No worker outlives a killed main process, and `metabayfl resume` ends with the bits of a run left alone."""
         config, run, whole = configured(tmp_path, 12), tmp_path / "run", tmp_path / "whole"

@@ -89,10 +89,13 @@ def run_cells(cells: Sequence[Cell], processes: int, workers: int) -> Iterator[t
         for cell in cells:
             yield cell, run_cell(cell, workers)
         return
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork")) as pool:
+    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork"))
+    try:
         futures = {pool.submit(run_cell, cell, workers): cell for cell in cells}
         for future in as_completed(futures):
             yield futures[future], future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, what has not begun does not begin
 
 
 def run_cell(cell: Cell, workers: int) -> str:
