@@ -34,6 +34,8 @@ from metabayfl.store import CURRENT, RunDirectory
 
 SMALL: dict[str, Any] = {"rounds": 2, "clients": 2, "eval": {"every": 2, "samples": 1}}
 SLICES = 8
+PATIENCE = 120
+"""Seconds after which what has not happened will not, however slow the machine is."""
 
 
 def crash_everywhere(tmp_path: Path, steps: Callable[[int], bool], workers: int = 1) -> int:
@@ -117,7 +119,7 @@ class TestInterrupt:
         try:
             wait_for(lambda: published(run) > 0, process)
             os.killpg(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=PATIENCE)
         finally:
             end(process)
         assert process.returncode == 130
@@ -134,7 +136,7 @@ class TestInterrupt:
         try:
             wait_for(lambda: any(out.rglob(CURRENT)), process)
             os.killpg(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=PATIENCE)
         finally:
             end(process)
         assert process.returncode == 130
@@ -149,7 +151,7 @@ class TestInterrupt:
         try:
             wait_for((run / CURRENT).exists, process)
             os.kill(process.pid, signal.SIGKILL)
-            process.communicate(timeout=60)
+            process.communicate(timeout=PATIENCE)
             wait_for(lambda: not alive(process.pid), None)
         finally:
             end(process)
@@ -240,8 +242,8 @@ def launch(where: Path, arguments: list[str]) -> "subprocess.Popen[str]":
 
 
 def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str] | None") -> None:
-    """Wait for something that will happen, however slow the machine is; two minutes mean that it will not."""
-    for _ in range(12_000):
+    """Wait for something that will happen, within our patience."""
+    for _ in range(100 * PATIENCE):
         if condition():
             return
         assert process is None or process.poll() is None, process.communicate()
