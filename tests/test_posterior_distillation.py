@@ -13,6 +13,7 @@ from metabayfl import gaussian
 from metabayfl.distillation import mean_probabilities, sharpen
 from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.methods import BayFL, MetaBayFL
+from metabayfl.methods.evidence import nothing
 from metabayfl.methods.needs import Need
 from metabayfl.task import Task
 from metabayfl.types import Context, Params, Update
@@ -29,7 +30,11 @@ def context() -> Context:
 def updates(ctx: Context, count: int, sigma: float = 0.02) -> list[Update]:
     rng, model = torch.Generator().manual_seed(1), gaussian.initial(ctx.task, sigma)
     moves = [torch.randn(ctx.task.size, generator=rng) for _ in range(count)]
-    return [Update(model | {"mu": model["mu"] + move}, 1.0 + n, {"incoming_nll": 1.0}) for n, move in enumerate(moves)]
+    seen = {"evidence": nothing(3).pack()}
+    return [
+        Update(model | seen | {"mu": model["mu"] + move}, 1.0 + n, {"incoming_nll": 1.0})
+        for n, move in enumerate(moves)
+    ]
 
 
 def model_of(server: Params) -> Params:
@@ -41,7 +46,7 @@ def test_off_it_needs_nothing_and_averages() -> None:
     sent, server = updates(ctx, 3), MetaBayFL().init_server(ctx)
     assert not method.server_distill
     assert not method.needs
-    assert same(model_of(method.aggregate(server, sent, ctx)), BayFL().aggregate(server, sent, ctx))
+    assert same(model_of(method.aggregate(server, sent, ctx)), model_of(BayFL().aggregate(server, sent, ctx)))
     assert not MetaBayFL(**THE_PAPER).server_distill
 
 
@@ -63,7 +68,7 @@ def test_a_posterior_that_is_its_only_teacher_stays() -> None:
 def test_it_comes_closer_to_the_ensemble() -> None:
     ctx, method = context(), MetaBayFL(server_distill=True, distil_rate=0.05)
     sent, server = updates(ctx, 4), method.init_server(ctx)
-    mean = BayFL().aggregate(server, sent, ctx)
+    mean = model_of(BayFL().aggregate(server, sent, ctx))
     answer = sharpen(mean_probabilities(method.predictions(mean, sent, POOL, ctx)), method.temperature)
     divergences = []
     for model in (mean, method.aggregate(server, sent, ctx)):
@@ -76,7 +81,7 @@ def test_it_comes_closer_to_the_ensemble() -> None:
 def test_a_heavy_kl_keeps_it_at_the_average() -> None:
     ctx = context()
     sent, server = updates(ctx, 4), MetaBayFL().init_server(ctx)
-    mean = BayFL().aggregate(server, sent, ctx)
+    mean = model_of(BayFL().aggregate(server, sent, ctx))
     free, held = (
         MetaBayFL(server_distill=True, kl_weight=weight).aggregate(server, sent, ctx) for weight in (0.0, 1.0)
     )
@@ -86,7 +91,7 @@ def test_a_heavy_kl_keeps_it_at_the_average() -> None:
 def test_each_posterior_answers_with_its_own_noise() -> None:
     ctx, method = context(), MetaBayFL(server_distill=True, teacher_draws=3)
     sent = updates(ctx, 2)
-    mean = BayFL().aggregate({}, [sent[0]], ctx)
+    mean = model_of(BayFL().aggregate({}, [sent[0]], ctx))
     outputs = list(method.predictions(mean, [sent[0], sent[0]], POOL, ctx))
     assert len(outputs) == 9
     assert len({tuple(o.flatten().tolist()) for o in outputs}) == 9

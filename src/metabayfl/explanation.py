@@ -46,9 +46,7 @@ def _trial_row(event: Event, rate: float) -> list[str]:
     losses = [value for key, value in event.items() if key.startswith("trial_nll.")]
     loss, error = event.get(f"trial_nll.{rate:g}"), event.get(f"trial_error.{rate:g}")
     if loss is None:
-        forbidden = rate > event.get("allowed_rate", rate) * (1 + 1e-9)
-        verdict = "not tried: above what the guard allows" if forbidden else "no score: it diverged or was given up"
-        return [f"{rate:g}", "", "", "", verdict]
+        return [f"{rate:g}", "", "", "", _why_no_score(event, rate, any_trial=bool(losses) or "diverged" in event)]
     excess = loss - min(losses)
     words = [] if excess else ["best"]
     if excess and error is not None:
@@ -56,6 +54,14 @@ def _trial_row(event: Event, rate: float) -> list[str]:
     words += ["chosen"] if event.get("rate") == rate else []
     shown = "" if error is None else f"{error:.4f}"
     return [f"{rate:g}", f"{loss:.4f}", f"{excess:.4f}" if excess else "", shown if excess else "", ", ".join(words)]
+
+
+def _why_no_score(event: Event, rate: float, any_trial: bool) -> str:
+    if rate > event.get("allowed_rate", rate) * (1 + 1e-9):
+        return "not tried: above what the guard allows"
+    if any_trial:
+        return "no score: it diverged or was given up"
+    return "chosen" if event.get("rate") == rate else "not tried in this round"
 
 
 def explain(event: Event, about: Mapping[str, Any]) -> list[str]:
@@ -83,7 +89,9 @@ def _choice(event: Event, method: Mapping[str, Any]) -> list[str]:
         if method.get("choice") == "one-se"
         else "the rate with the lowest loss on d_n"
     )
-    return [f"It chose {event['rate']:g}: {rule}."]
+    whose = ", in the trials of all clients together, its own among them" if method.get("pooled") else ""
+    when = "" if any(key.startswith("trial_nll.") for key in event) else " (there was no trial in this round)"
+    return [f"It chose {event['rate']:g}: {rule}{whose}{when}."]
 
 
 def _outcome(event: Event) -> list[str]:
