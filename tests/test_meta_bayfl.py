@@ -13,7 +13,7 @@ import metabayfl as mb
 from metabayfl.engine.local import TooFewUpdates
 from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.methods.base import Method, make_task, model_of
-from metabayfl.methods.meta_bayfl import THE_PAPER, RateSelection, losses_among
+from metabayfl.methods.meta_bayfl import THE_PAPER, RateSelection, shifted_losses
 from metabayfl.methods.trials import Trial, is_worse, standard_error, stop_losers
 from metabayfl.randomness import keyed_globals
 from metabayfl.types import Context, Fit, Params, TrainData, Update
@@ -335,18 +335,25 @@ class TestTestData:
         assert [event["scored_samples"] for event in clients] == [12, 12]
 
 
-class TestLossAmongOwnClasses:
-    def test_absent_classes_and_counts_make_no_difference(self) -> None:
-        """A model that learns which classes a client has gains nothing; each class counts alike."""
+class TestShiftedLosses:
+    def test_a_shift_of_the_class_scores_makes_no_difference(self) -> None:
+        """Neither knowing which classes a client has nor how often helps a model."""
         rng = torch.Generator().manual_seed(0)
-        outputs, y = torch.randn(2, 30, 5, generator=rng), torch.tensor([0] * 25 + [3] * 5)
-        found = losses_among(outputs, y, y)
-        knows = outputs.clone()
-        knows[..., [1, 2, 4]] -= 50
-        torch.testing.assert_close(losses_among(knows, y, y), found)
-        plain = Categorical(2).losses(outputs[..., [0, 3]], (y == 3).long())
-        assert found.mean().item() == pytest.approx((plain[:25].mean().item() + plain[25:].mean().item()) / 2)
+        outputs, y = torch.randn(1, 60, 5, generator=rng), torch.tensor([0] * 45 + [3] * 15)
+        knows = outputs + torch.tensor([2.0, -50.0, 1.0, -1.0, 0.0])
+        torch.testing.assert_close(shifted_losses(knows, y), shifted_losses(outputs, y), rtol=1e-3, atol=1e-3)
 
-    def test_a_balanced_client_with_all_classes_has_the_nll(self) -> None:
-        outputs, y = torch.randn(1, 6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
-        torch.testing.assert_close(losses_among(outputs, y, y), Categorical(3).losses(outputs, y))
+    def test_it_is_the_lowest_nll_of_all_shifts(self) -> None:
+        rng = torch.Generator().manual_seed(0)
+        outputs, y = torch.randn(1, 200, 3, generator=rng), torch.randint(3, (200,), generator=rng)
+        shift = torch.zeros(3, requires_grad=True)
+        search = torch.optim.LBFGS([shift], max_iter=100)
+
+        def loss() -> Tensor:
+            search.zero_grad()
+            value = torch.nn.functional.cross_entropy(outputs[0] + shift, y)
+            value.backward()
+            return value
+
+        search.step(loss)
+        assert shifted_losses(outputs, y).mean().item() == pytest.approx(loss().item(), abs=1e-5)

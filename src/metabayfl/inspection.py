@@ -15,7 +15,7 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from metabayfl.options import InputError
 
-Bayesian = Literal["none", "all", "dense", "last"]
+Bayesian = Literal["none", "auto", "all", "dense", "last"]
 DENSE = (nn.Linear, nn.Bilinear, nn.MultiheadAttention)
 BAYESIAN = (*DENSE, _ConvNd, nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase)
 OLD_HOOKS = ("WeightNorm", "SpectralNorm")
@@ -130,8 +130,9 @@ def choose_bayesian(
                 f"deterministic: no parameter is named {pattern!r}; metabayfl.check(model) lists the names"
             )
     able = [r for r in trained if r.can_be_bayesian and not any(fnmatchcase(r.name, p) for p in deterministic)]
-    if bayesian == "dense":
-        able = [role for role in able if role.is_dense]
+    dense = [role for role in able if role.is_dense]
+    if bayesian == "dense" or (bayesian == "auto" and dense):
+        able = dense
     if bayesian == "last" and able:
         last = max((owner for role in able for owner in role.owners), key=order.__getitem__)
         able = [role for role in able if last in role.owners]

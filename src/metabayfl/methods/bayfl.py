@@ -1,105 +1,28 @@
 """BayFL (Meta-BayFL's paper, "FL with BNN"): FedAvg of Gaussian posteriors at a fixed rate. docs/methods.md 2.3."""
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
-from torch import Tensor
-
-from metabayfl import gaussian
-from metabayfl.inspection import Bayesian
-from metabayfl.ivon import Ivon, IvonLoss
-from metabayfl.methods.base import Method, NotNegative, Positive
-from metabayfl.optim import Objective, Optimiser
-from metabayfl.types import Context, Params, Received, TrainData
+from metabayfl.methods.base import NotNegative
+from metabayfl.methods.variational import Variational
+from metabayfl.optim import OptimiserName, Rate
 
 
-class BayFL(Method):
+class BayFL(Variational):
     """Clients maximise the ELBO of a Bayesian network, the server averages the posteriors."""
 
     name: ClassVar[str] = "bayfl"
     paper: ClassVar[str] = "Meta-BayFL's paper (its baseline with a fixed rate)"
-    floats_up: ClassVar[float] = 2.0
-    floats_down: ClassVar[float] = 2.0
 
-    bayesian: Literal["all", "dense", "last"] = "all"
-    """Layers with a posterior: all that can have one, the dense ones, or the last."""
-    deterministic: tuple[str, ...] = ()
-    """Patterns of parameter names without a posterior, such as 'encoder.*'."""
-    initial_sigma: Annotated[float, Field(ge=1e-6, le=10)] = 0.02
-    """Standard deviation of the posterior at the start."""
-    prior: Literal["fixed", "global"] = "fixed"
-    """Prior: N(0, prior_sigma²), or the received posterior."""
-    prior_sigma: Positive = 0.1
-    """Standard deviation of the fixed prior."""
-    kl: Literal["client", "federation"] = "client"
-    """Divide the KL by the client's training samples (its own ELBO) or by everybody's (one posterior for all data)."""
-    kl_weight: NotNegative = 0.01
-    """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples."""
-    rule: gaussian.Rule = "var"
-    """How the server averages spreads: rho, sigma, var, mixture, sum or product."""
-    rho_rate: Annotated[float, Field(ge=0)] = 1.0
-    """Factor on the learning rate of rho."""
-    backend: Literal["bbb", "ivon"] = "bbb"
-    """Gradients of the ELBO (Bayes by backprop) for `optimiser`, or natural ones (IVON; rates are near 0.1)."""
-    curvature_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99999
-    """How slowly IVON's curvature, and with it the spread, changes."""
-
-    @field_validator("backend")
-    @classmethod
-    def _natural_gradients_need_a_prior(cls, backend: str, others: ValidationInfo) -> str:
-        if backend == "ivon" and others.data.get("kl_weight") == 0:
-            raise ValueError("ivon needs kl_weight above 0, and it is 0")
-        return backend
-
-    @property
-    def bayesian_layers(self) -> Bayesian:
-        """Which layers have a posterior."""
-        return self.bayesian
-
-    @property
-    def deterministic_names(self) -> Sequence[str]:
-        """Patterns of parameters that stay deterministic."""
-        return self.deterministic
-
-    def init_model(self, ctx: Context) -> Params:
-        """Return the posterior before the first round."""
-        return gaussian.initial(ctx.task, self.initial_sigma)
-
-    def objective(self, model: Params, data: TrainData, ctx: Context) -> Objective:
-        """Return the ELBO on the client's data."""
-        return self.elbo(model, self.prior_of(model), data, ctx)
-
-    def elbo(self, model: Params, prior: gaussian.Prior, data: TrainData, ctx: Context) -> Objective:
-        """Return the ELBO with a given prior."""
-        samples = len(data) if self.kl == "client" else sum(ctx.clients.values())
-        scale, noise = self.kl_weight / samples, ctx.rng("noise")
-        if self.backend == "ivon":
-            return IvonLoss(ctx.task, model, prior, scale, noise)
-        return gaussian.Elbo(ctx.task, model, prior, scale, noise, self.rho_rate)
-
-    def make_optimiser(self, objective: Objective) -> Optimiser:
-        """Return a fresh optimiser of an objective; IVON brings its own."""
-        if isinstance(objective, IvonLoss):
-            return Ivon(objective, self.curvature_momentum)
-        return super().make_optimiser(objective)
-
-    def prior_of(self, received: Params) -> gaussian.Prior:
-        """Return the prior of this round."""
-        return gaussian.Prior(0.0, self.prior_sigma) if self.prior == "fixed" else gaussian.as_prior(received)
-
-    def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
-        """Average the posteriors by the chosen rule."""
-        return gaussian.average(updates, self.rule)
-
-    def predict(self, model: Params, x: Tensor, samples: int, ctx: Context) -> Tensor:
-        """Outputs of weight samples, the same for every call."""
-        return ctx.task.drawn_outputs(x, lambda: self.draws(model, samples, ctx))
-
-    def draws(self, model: Params, samples: int, ctx: Context) -> Iterator[None]:
-        """Put one weight sample after the other into the task."""
-        noise = ctx.rng("predict")
-        for _ in range(samples):
-            ctx.task.load_buffers(model)
-            gaussian.sample(model, noise, ctx.task.weights)
-            yield
+    optimiser: OptimiserName = "sgd"
+    """Local optimiser, fresh in every round."""
+    rate: Rate = 1e-2
+    """Learning rate: a number, or a schedule over rounds k of K: 'a/sqrt(K)', 'a/k', 'a/sqrt(k)'."""
+    bayesian: Literal["auto", "all", "dense", "last"] = "auto"
+    """Layers with a posterior: all that can have one, the dense ones, or the last; auto: the dense ones, or all where
+    there are none."""
+    kl_weight: NotNegative | Literal["auto"] = "auto"
+    """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples. auto: 1, or less,
+    so that the KL of the initial posterior costs one nat per sample."""
+    rho_rate: NotNegative | Literal["auto"] = "auto"
+    """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
+    natural gradient at a hundredth of the rate."""

@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from metabayfl import aggregate
-from metabayfl.likelihood import Categorical
 from metabayfl.methods.base import Count, Method, Positive, get, model_of, put
 from metabayfl.methods.evidence import Evidence, choose, combine, nothing, unpack, weigh
 from metabayfl.methods.personal_posterior import PersonalPosterior
@@ -25,11 +24,11 @@ from metabayfl.methods.trials import (
     run_trials,
     standard_error,
 )
-from metabayfl.optim import Rate, rate_at
+from metabayfl.metrics import mean_probabilities
+from metabayfl.optim import OptimiserName, Rate, rate_at
 from metabayfl.types import Context, Fit, InputError, Params, Received, TrainData
 
-NEVER = -1e9
-"""A logit that gives no probability."""
+SMALLEST_PROBABILITY, SCALINGS = 1e-12, 20
 LARGEST_LOSS = 1e30
 """What is not a number is worse than everything."""
 SHRINK, GROW, FORGET = 0.5, 2.0, 1.05
@@ -56,7 +55,9 @@ class RateSelection(Method):
     selects: ClassVar[bool] = True
     passes: ClassVar[float] = 1.04
 
-    rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1e-4, 1e-3, 1e-2)
+    optimiser: OptimiserName = "sgd"
+    """Local optimiser, fresh in every round."""
+    rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1e-3, 1e-2, 1e-1)
     """Candidates, written like `rate`, which is not used."""
     select_every: Literal["round", "epoch"] = "round"
     """Choose once per round, or anew in every local epoch from where the last one ended."""
@@ -80,9 +81,9 @@ class RateSelection(Method):
     allowed rate; it starts in the middle of the candidates and grows while models get better."""
     keep_better: bool = True
     """Send the received model instead of a trained one that is worse on d_n beyond noise."""
-    score_by: Literal["nll", "own-classes"] = "own-classes"
-    """Loss on d_n that decides: the NLL, or the NLL among the classes that the client has, each counted alike; that
-    rewards no rate for learning which classes the client has, which is lost in the average."""
+    score_by: Literal["nll", "shifted"] = "shifted"
+    """Loss on d_n that decides: the NLL, or the NLL after the best shift of the class scores; that neither rewards nor
+    punishes a rate for learning how often the client has which class, which is lost in the average."""
     score_samples: Count = 256
     """Samples of d_n that a score uses at most."""
     score_draws: Count = 2
@@ -195,7 +196,7 @@ class RateSelection(Method):
         losses = _finite(ctx.task.likelihood.losses(outputs, y))
         if self.score_by == "nll" or y.is_floating_point():
             return losses, losses
-        return losses, _finite(losses_among(outputs, y, torch.cat([data.y, data.select_y])))
+        return losses, _finite(shifted_losses(outputs, y))
 
     def init_server(self, ctx: Context) -> Params:
         """Return the model, the one before it, the guard (the largest allowed rate and its ceiling), no evidence."""
@@ -233,13 +234,22 @@ class RateSelection(Method):
         return self.server_state(model, model_of(server), guard, combine(shown))
 
 
-def losses_among(outputs: Tensor, y: Tensor, labels: Tensor) -> Tensor:
-    """NLL of each label among the classes that occur, weighted so that each of those in y counts alike."""
-    absent = torch.ones(outputs.shape[-1], dtype=torch.bool)
-    absent[labels] = False
-    losses = Categorical(outputs.shape[-1]).losses(outputs.masked_fill(absent, NEVER), y)
-    counts = torch.bincount(y, minlength=outputs.shape[-1])
-    return losses * (len(y) / (counts > 0).sum() / counts[y])
+def shifted_losses(outputs: Tensor, y: Tensor) -> Tensor:
+    """NLL of each label after the factors on the class probabilities that make the sum of all lowest.
+
+    They are those with which each class is predicted as often as it occurs, found by iterative scaling.
+    """
+    probabilities = mean_probabilities(outputs).clamp_min(SMALLEST_PROBABILITY)
+    counts = torch.bincount(y, minlength=outputs.shape[-1]).double()
+    factors = torch.ones_like(counts)
+    for _ in range(SCALINGS):
+        factors *= counts / normalised(probabilities * factors).sum(0).clamp_min(SMALLEST_PROBABILITY)
+    return -normalised(probabilities * factors).gather(1, y[:, None]).squeeze(1).log()
+
+
+def normalised(values: Tensor) -> Tensor:
+    """Divide rows by their sums."""
+    return values / values.sum(1, keepdim=True)
 
 
 def _finite(losses: Tensor) -> Tensor:
@@ -264,8 +274,11 @@ def pooled_change(updates: Sequence[Received]) -> tuple[float, float, float]:
 
 
 THE_PAPER: dict[str, Any] = {
+    "rates": (1e-4, 1e-3, 1e-2),
     "optimiser": "sgd",
     "momentum": 0.0,
+    "bayesian": "all",
+    "rho_rate": 1.0,
     "kl_weight": 1.0,
     "kl": "client",
     "prior": "fixed",

@@ -9,13 +9,13 @@ from pydantic import Field
 from metabayfl import aggregate, gaussian
 from metabayfl.gaussian import Elbo, Prior, sigma_of
 from metabayfl.methods.base import Count, NotNegative, get, put
-from metabayfl.methods.bayfl import BayFL
 from metabayfl.methods.needs import Need
+from metabayfl.methods.variational import Variational
 from metabayfl.optim import Group, descend, make_optimiser, rate_at
 from metabayfl.types import Context, Fit, Params, Received, TrainData
 
 
-class PFedBayes(BayFL):
+class PFedBayes(Variational):
     """Each client has a posterior of its own, near a global one that follows it."""
 
     name: ClassVar[str] = "pfedbayes"
@@ -49,7 +49,7 @@ class PFedBayes(BayFL):
         follower = Follower(ctx.task.join(down, state))
         scale, rate = self.kl_weight / len(data), rate_at(self.rate, ctx.round, ctx.rounds)
         own = get(state, "own") or self.init_model(ctx)
-        elbo = Elbo(ctx.task, own, follower.prior(), scale, ctx.rng("noise"), self.rho_rate)
+        elbo = Elbo(ctx.task, own, follower.prior(), scale, ctx.rng("noise"), self.rho_factor(scale))
         optimiser, mover = (
             make_optimiser(self.optimiser, groups, self.weight_decay, self.momentum)
             for groups in (elbo.groups, follower.groups)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from metabayfl.distillation import count_classes
 from metabayfl.features import last_dense, watch
 from metabayfl.gaussian import Elbo, as_prior
-from metabayfl.methods.base import Count, Positive, model_of
-from metabayfl.methods.bayfl import BayFL
+from metabayfl.methods.base import Count, NotNegative, Positive, model_of
 from metabayfl.methods.needs import Need
 from metabayfl.methods.pool_distillation import unlabelled
+from metabayfl.methods.variational import Variational
 from metabayfl.optim import descend, rate_at
 from metabayfl.options import InputError
 from metabayfl.task import Task
@@ -23,7 +23,7 @@ STATISTICS = "feature_mean", "feature_variance"
 SMALLEST = 1e-12
 
 
-class PFedBL(BayFL):
+class PFedBL(Variational):
     """Clients shift the global posterior to their own labels, by feature statistics from U, and take it as prior."""
 
     name: ClassVar[str] = "pfedbl"
@@ -37,6 +37,8 @@ class PFedBL(BayFL):
     """Prior of a client: the received posterior, its last layer trained on features drawn by the client's labels."""
     kl: Literal["client"] = "client"
     """Divide the KL by the client's training samples."""
+    kl_weight: NotNegative = 0.01
+    """Weight of the KL in a client's first round."""
     rule: Literal["mixture"] = "mixture"
     """The average minimises the sum of KL(q_n || q)."""
     backend: Literal["bbb"] = "bbb"
@@ -74,7 +76,8 @@ class PFedBL(BayFL):
         """Shift the received posterior to the client's labels, and train from there with that as prior."""
         prior = self.personal_prior(ctx.task.join(down, state), down, data, ctx)
         weight = float(state["kl_weight"][0]) if "kl_weight" in state else self.kl_weight
-        elbo = Elbo(ctx.task, prior, as_prior(prior), weight / len(data), ctx.rng("noise"), self.rho_rate)
+        scale = weight / len(data)
+        elbo = Elbo(ctx.task, prior, as_prior(prior), scale, ctx.rng("noise"), self.rho_factor(scale))
         model, metrics = self.minimise(elbo, data, ctx)
         fit = self.leave(model, metrics | {"kl_weight": weight}, data, ctx)
         following = torch.tensor([self.next_weight(metrics["nll"], metrics["kl"], len(data))], dtype=torch.float64)
@@ -95,7 +98,7 @@ class PFedBL(BayFL):
         last = {name: received[name][rows] for name in ("mu", "rho")}
         bare = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, dtype=mean.dtype)
         task, scale = Task(bare, ctx.task.likelihood, bayesian="all"), self.kl_weight / self.drawn_features
-        elbo = Elbo(task, last, as_prior(last), scale, ctx.rng("feature noise"), self.rho_rate)
+        elbo = Elbo(task, last, as_prior(last), scale, ctx.rng("feature noise"), self.rho_factor(scale))
         drawn = self.draw(mean, variance, data, ctx.rng("features"))
         batches = drawn.batches(self.prior_epochs, ctx.rng("feature batches"))
         descend(elbo, self.make_optimiser(elbo), batches, rate_at(self.rate, ctx.round, ctx.rounds))

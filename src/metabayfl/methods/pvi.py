@@ -10,15 +10,15 @@ from torch import Tensor
 from metabayfl import aggregate
 from metabayfl.gaussian import SMALLEST_SIGMA, Elbo, Prior, rho_of, sigma_of
 from metabayfl.methods.base import model_of
-from metabayfl.methods.bayfl import BayFL
 from metabayfl.methods.needs import Need
+from metabayfl.methods.variational import Variational
 from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
 
 SMALLEST_SHARE = 1e-3
 """A precision below this share of the prior's is refused, coordinate by coordinate."""
 
 
-class PVI(BayFL):
+class PVI(Variational):
     """Partitioned variational inference: each client owns a Gaussian factor, every datum counts once."""
 
     name: ClassVar[str] = "pvi"
@@ -103,7 +103,8 @@ class PVI(BayFL):
         dtype = start["mu"].dtype
         mean, sigma = cavity["shift"] / cavity["precision"], cavity["precision"].rsqrt()
         prior = Prior(mean.to(dtype), sigma.to(dtype))
-        elbo = Elbo(ctx.task, start, prior, self.kl_weight / len(data), ctx.rng("noise"), self.rho_rate)
+        scale = self.kl_weight / len(data)
+        elbo = Elbo(ctx.task, start, prior, scale, ctx.rng("noise"), self.rho_factor(scale))
         metrics = self.descend(elbo, data, ctx)
         return elbo.model(), metrics | elbo.metrics()
 

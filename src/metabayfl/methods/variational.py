@@ -1,0 +1,122 @@
+"""What methods with a Gaussian posterior share: the ELBO, averaging of posteriors, prediction. docs/methods.md 1."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+from torch import Tensor
+
+from metabayfl import gaussian
+from metabayfl.inspection import Bayesian
+from metabayfl.ivon import Ivon, IvonLoss
+from metabayfl.methods.base import Method, NotNegative, Positive
+from metabayfl.optim import Objective, Optimiser
+from metabayfl.types import Context, Params, Received, TrainData
+
+NATURAL = 0.01
+"""Share of the learning rate with which rho follows its natural gradient: the gradient over the curvature of the KL."""
+
+
+class Variational(Method):
+    """Clients maximise the ELBO of a Bayesian network, the server averages the posteriors."""
+
+    floats_up: ClassVar[float] = 2.0
+    floats_down: ClassVar[float] = 2.0
+
+    bayesian: Literal["auto", "all", "dense", "last"] = "all"
+    """Layers with a posterior: all that can have one, the dense ones, or the last; auto: the dense ones, or all where
+    there are none."""
+    deterministic: tuple[str, ...] = ()
+    """Patterns of parameter names without a posterior, such as 'encoder.*'."""
+    initial_sigma: Annotated[float, Field(ge=1e-6, le=10)] = 0.02
+    """Standard deviation of the posterior at the start."""
+    prior: Literal["fixed", "global"] = "fixed"
+    """Prior: N(0, prior_sigma²), or the received posterior."""
+    prior_sigma: Positive = 0.1
+    """Standard deviation of the fixed prior."""
+    kl: Literal["client", "federation"] = "client"
+    """Divide the KL by the client's training samples (its own ELBO) or by everybody's (one posterior for all data)."""
+    kl_weight: NotNegative | Literal["auto"] = 0.01
+    """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples. auto: 1, or less,
+    so that the KL of the initial posterior costs one nat per sample."""
+    rule: gaussian.Rule = "var"
+    """How the server averages spreads: rho, sigma, var, mixture, sum or product."""
+    rho_rate: NotNegative | Literal["auto"] = 1.0
+    """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
+    natural gradient at a hundredth of the rate."""
+    backend: Literal["bbb", "ivon"] = "bbb"
+    """Gradients of the ELBO (Bayes by backprop) for `optimiser`, or natural ones (IVON; rates are near 0.1)."""
+    curvature_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99999
+    """How slowly IVON's curvature, and with it the spread, changes."""
+
+    @field_validator("backend")
+    @classmethod
+    def _natural_gradients_need_a_prior(cls, backend: str, others: ValidationInfo) -> str:
+        if backend == "ivon" and others.data.get("kl_weight") == 0:
+            raise ValueError("ivon needs kl_weight above 0, and it is 0")
+        return backend
+
+    @property
+    def bayesian_layers(self) -> Bayesian:
+        """Which layers have a posterior."""
+        return self.bayesian
+
+    @property
+    def deterministic_names(self) -> Sequence[str]:
+        """Patterns of parameters that stay deterministic."""
+        return self.deterministic
+
+    def init_model(self, ctx: Context) -> Params:
+        """Return the posterior before the first round."""
+        return gaussian.initial(ctx.task, self.initial_sigma)
+
+    def objective(self, model: Params, data: TrainData, ctx: Context) -> Objective:
+        """Return the ELBO on the client's data."""
+        return self.elbo(model, self.prior_of(model), data, ctx)
+
+    def elbo(self, model: Params, prior: gaussian.Prior, data: TrainData, ctx: Context) -> Objective:
+        """Return the ELBO with a given prior."""
+        samples = len(data) if self.kl == "client" else sum(ctx.clients.values())
+        scale, noise = self.kl_scale(samples, ctx), ctx.rng("noise")
+        if self.backend == "ivon":
+            return IvonLoss(ctx.task, model, prior, scale, noise)
+        return gaussian.Elbo(ctx.task, model, prior, scale, noise, self.rho_factor(scale))
+
+    def kl_scale(self, samples: int, ctx: Context) -> float:
+        """Return what the KL is multiplied with in a mean over so many samples."""
+        if self.kl_weight != "auto":
+            return self.kl_weight / samples
+        start = gaussian.kl(gaussian.initial(ctx.task, self.initial_sigma), gaussian.Prior(0.0, self.prior_sigma))
+        return 1.0 / max(samples, start)
+
+    def rho_factor(self, kl_scale: float) -> float:
+        """Return the factor on the learning rate of rho."""
+        if self.rho_rate != "auto":
+            return self.rho_rate
+        return NATURAL / kl_scale if self.optimiser == "sgd" and kl_scale else 1.0
+
+    def make_optimiser(self, objective: Objective) -> Optimiser:
+        """Return a fresh optimiser of an objective; IVON brings its own."""
+        if isinstance(objective, IvonLoss):
+            return Ivon(objective, self.curvature_momentum)
+        return super().make_optimiser(objective)
+
+    def prior_of(self, received: Params) -> gaussian.Prior:
+        """Return the prior of this round."""
+        return gaussian.Prior(0.0, self.prior_sigma) if self.prior == "fixed" else gaussian.as_prior(received)
+
+    def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
+        """Average the posteriors by the chosen rule."""
+        return gaussian.average(updates, self.rule)
+
+    def predict(self, model: Params, x: Tensor, samples: int, ctx: Context) -> Tensor:
+        """Outputs of weight samples, the same for every call."""
+        return ctx.task.drawn_outputs(x, lambda: self.draws(model, samples, ctx))
+
+    def draws(self, model: Params, samples: int, ctx: Context) -> Iterator[None]:
+        """Put one weight sample after the other into the task."""
+        noise = ctx.rng("predict")
+        for _ in range(samples):
+            ctx.task.load_buffers(model)
+            gaussian.sample(model, noise, ctx.task.weights)
+            yield
