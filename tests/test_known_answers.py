@@ -59,7 +59,13 @@ class TestConjugateRegression:
     def trained(data: TrainData, others: int, options: dict[str, object]) -> tuple[Tensor, Tensor]:
         epochs = 20 // data.steps_per_epoch()
         method = BayFL(
-            prior_sigma=PRIOR, initial_sigma=0.2, optimiser="sgd", momentum=0.0, rate="0.5/k", epochs=epochs, **options
+            prior_sigma=PRIOR,
+            initial_sigma=0.2,
+            optimiser="sgd",
+            momentum=0.0,
+            rate="0.5/k",
+            epochs=epochs,
+            **({"rho_rate": 1.0} | options),
         )
         task = line(COPIES, NOISE, bayesian="all")
         copies = replace(data, y=data.y.expand(-1, COPIES))

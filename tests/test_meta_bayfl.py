@@ -149,8 +149,8 @@ class TestGuards:
 
     def test_it_starts_in_the_middle(self) -> None:
         ctx = Context(make_task(mb.MetaFL(), network(), Categorical(3)))
-        assert mb.MetaFL().init_server(ctx)["guard"].tolist() == [1e-3, 1e-2]
-        assert mb.MetaFL(guard=False).init_server(ctx)["guard"].tolist() == [1e-2, 1e-2]
+        assert mb.MetaFL().init_server(ctx)["guard"].tolist() == [1e-2, 1e-1]
+        assert mb.MetaFL(guard=False).init_server(ctx)["guard"].tolist() == [1e-1, 1e-1]
 
     def test_clients_report_how_their_loss_changed_sample_by_sample(self) -> None:
         data = client_data()
@@ -194,8 +194,8 @@ def test_a_federation_learns_with_the_same_bits_for_any_number_of_workers(
     assert (tmp_path / "1/model.safetensors").read_bytes() == (tmp_path / "2/model.safetensors").read_bytes()
     assert found[0].metrics["G/G"]["accuracy"]["value"] > 0.9
     clients = [event for event in found[0].events if event["event"] == "client"]
-    assert {event["rate"] for event in clients} <= {1e-4, 1e-3, 1e-2}
-    assert all(0 < event["selection_seconds"] < event["seconds"] for event in clients)
+    assert {event["rate"] for event in clients} <= {1e-3, 1e-2, 1e-1}
+    assert all(0 < event["selection_seconds"] < event["seconds"] for event in clients if event["round"] % 3 == 1)
 
 
 def test_without_d_n_there_is_one_clear_line() -> None:
@@ -268,7 +268,7 @@ class TestReadings:
     def test_trials_on_d_n_only_choose_the_rate(self, selecting: type[RateSelection], fixed: type[Method]) -> None:
         data = client_data()
         chosen, _ = take_part(selecting(trial_data="dn", epochs=2, keep_better=False), data)
-        trained, _ = take_part(fixed(rate=chosen.update.metrics["rate"], epochs=2), data)
+        trained, _ = take_part(fixed(rate=chosen.update.metrics["rate"], epochs=2, optimiser="sgd"), data)
         assert same(chosen.update.payload, trained.update.payload)
 
 

@@ -90,7 +90,7 @@ class TestPrior:
 
     def test_at_first_it_is_the_received_posterior(self) -> None:
         """Then a round is that of BayFL with the global prior, bit for bit."""
-        options = {"epochs": 2, "kl_weight": 0.1}
+        options = {"epochs": 2, "kl_weight": 0.1, "optimiser": "adam", "rate": 1e-3, "bayesian": "all", "rho_rate": 1.0}
         runs = [
             mb.federate(network(), replace(federation(), unlabelled=POOL), method, rounds=1)
             for method in (PFedBL(**options), BayFL(prior="global", rule="mixture", **options))

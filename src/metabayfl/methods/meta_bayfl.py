@@ -53,7 +53,7 @@ class RateSelection(Method):
     """A method whose clients choose their rate, each round anew, by the loss on d_n."""
 
     selects: ClassVar[bool] = True
-    passes: ClassVar[float] = 1.04
+    passes: ClassVar[float] = 1.01
 
     optimiser: OptimiserName = "sgd"
     """Local optimiser, fresh in every round."""
