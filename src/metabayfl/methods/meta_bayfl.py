@@ -34,7 +34,7 @@ LARGEST_LOSS = 1e30
 SHRINK, GROW, FORGET = 0.5, 2.0, 1.05
 """What the guard does to the largest allowed rate when the averaged model got worse and when it got better, and to the
 ceiling that a failure has left, each round."""
-SETBACK = 0.05
+SETBACK = 0.03
 """Share of the loss by which it must have risen for a model to be taken back: averages of skewed clients wander."""
 SEEN, EVIDENCE = "seen.losses", "seen.evidence"
 
@@ -64,8 +64,8 @@ class RateSelection(Method):
     try_every: Count = 3
     """Rounds from one trial of the candidates to the next; what was seen then is used in between."""
     pooled: bool = True
-    """Choose by what the trials of all clients have shown, each client's own counting by its samples; d_n of one small
-    client is too noisy to tell rates apart."""
+    """Choose by what the trials of all clients have shown, once there were any, so that all choose the same: d_n of one
+    small client is too noisy to tell rates apart, and clients with larger rates pull the average to their side."""
     select_on: Literal["dn", "test"] = "dn"
     """Samples that decide: d_n. The local test part, as the paper's algorithm says, is a leak: for study only."""
     trial_data: Literal["rest", "dn"] = "rest"
@@ -106,10 +106,11 @@ class RateSelection(Method):
         own = unpack(state[EVIDENCE]) if EVIDENCE in state else nothing(len(self.rates))
         seen = Seen(losses, largest, own, unpack(down["evidence"]))
         model, metrics, own = self.train_by_choice(received, before, seen, data, ctx)
-        metrics |= {"incoming_nll": losses.mean().item(), "scored_samples": len(losses), "allowed_rate": largest}
-        fit = self.leave(model, metrics | change_of(losses, state.get(SEEN)), data, ctx)
+        metrics |= {"incoming_nll": losses.mean().item(), "incoming_score": before.mean().item()}
+        metrics |= {"scored_samples": len(losses), "allowed_rate": largest}
+        fit = self.leave(model, metrics | change_of(before, state.get(SEEN)), data, ctx)
         update = fit.update._replace(payload=fit.update.payload | {"evidence": own.pack()})
-        return fit._replace(update=update, state=fit.state | {SEEN: losses, EVIDENCE: own.pack()})
+        return fit._replace(update=update, state=fit.state | {SEEN: before, EVIDENCE: own.pack()})
 
     def train_by_choice(
         self, received: Params, before: Tensor, seen: Seen, data: TrainData, ctx: Context
@@ -148,9 +149,8 @@ class RateSelection(Method):
             own = combine([(1.0, own), (1.0, found)]) if self.pooled else found
             scores = describe_scores(rates, losses)
             alive = [losses[index] is not None for index in range(len(rates))]
-        everybody = max(1, sum(ctx.clients.values()))
-        parts = [(len(data) / everybody, own), (1 - len(data) / everybody, seen.pooled)]
-        chosen = choose(combine(parts) if self.pooled else own, rates, alive, self.choice)
+        chosen = choose(seen.pooled, rates, alive, self.choice) if self.pooled else None
+        chosen = choose(own, rates, alive, self.choice) if chosen is None else chosen
         winner = trials.get(chosen) if chosen is not None else None
         if chosen is not None and (winner is None or self.trial_data == "dn"):
             torch.set_rng_state(random)
@@ -257,20 +257,20 @@ def _finite(losses: Tensor) -> Tensor:
 
 
 def change_of(losses: Tensor, seen: Tensor | None) -> dict[str, float]:
-    """Return by how much a client's loss on d_n has changed since the last model it received, sample by sample."""
+    """Return by how much what decides has changed on d_n since the last model that the client received."""
     if seen is None or seen.shape != losses.shape:
         return {}
     return {"change": (losses - seen).mean().item(), "change_error": standard_error(losses - seen)}
 
 
 def pooled_change(updates: Sequence[Received]) -> tuple[float, float, float]:
-    """Return the clients' mean change of loss, its standard error, and the mean loss; nothing is known of newcomers."""
+    """Return the clients' mean change of what decides, its standard error, and its mean; newcomers do not count."""
     known = [(share, update.metrics) for share, update in zip(aggregate.shares(updates), updates, strict=True)]
     known = [(share, metrics) for share, metrics in known if "change" in metrics]
     total = sum(share for share, _ in known) or 1.0
     change = sum(share * metrics["change"] for share, metrics in known) / total
     error = math.hypot(0.0, *(share * metrics["change_error"] for share, metrics in known)) / total
-    return change, error, sum(share * metrics["incoming_nll"] for share, metrics in known) / total
+    return change, error, sum(share * metrics["incoming_score"] for share, metrics in known) / total
 
 
 THE_PAPER: dict[str, Any] = {
