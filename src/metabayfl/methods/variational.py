@@ -15,6 +15,8 @@ from metabayfl.types import Context, Params, Received, TrainData
 
 NATURAL = 0.01
 """Share of the learning rate with which rho follows its natural gradient: the gradient over the curvature of the KL."""
+LARGEST = 10.0
+"""Bound of that gradient; single mini-batches give far larger ones."""
 
 
 class Variational(Method):
@@ -80,7 +82,7 @@ class Variational(Method):
         scale, noise = self.kl_scale(samples, ctx), ctx.rng("noise")
         if self.backend == "ivon":
             return IvonLoss(ctx.task, model, prior, scale, noise)
-        return gaussian.Elbo(ctx.task, model, prior, scale, noise, self.rho_factor(scale))
+        return gaussian.Elbo(ctx.task, model, prior, scale, noise, self.rho_step(scale))
 
     def kl_scale(self, samples: int, ctx: Context) -> float:
         """Return what the KL is multiplied with in a mean over so many samples."""
@@ -89,11 +91,13 @@ class Variational(Method):
         start = gaussian.kl(gaussian.initial(ctx.task, self.initial_sigma), gaussian.Prior(0.0, self.prior_sigma))
         return 1.0 / max(samples, start)
 
-    def rho_factor(self, kl_scale: float) -> float:
-        """Return the factor on the learning rate of rho."""
+    def rho_step(self, kl_scale: float) -> gaussian.RhoStep:
+        """Return how rho is moved; the part of the KL in its gradient is at most `kl_scale`."""
         if self.rho_rate != "auto":
-            return self.rho_rate
-        return NATURAL / kl_scale if self.optimiser == "sgd" and kl_scale else 1.0
+            return gaussian.RhoStep(self.rho_rate)
+        if self.optimiser == "sgd" and kl_scale:
+            return gaussian.RhoStep(NATURAL / kl_scale, LARGEST * kl_scale)
+        return gaussian.RhoStep()
 
     def make_optimiser(self, objective: Objective) -> Optimiser:
         """Return a fresh optimiser of an objective; IVON brings its own."""
