@@ -127,7 +127,7 @@ def test_a_run_explains_itself(tmp_path: Path, method: FedAvg | MetaBayFL, capsy
     said = capsys.readouterr().out
     assert f"{method.name}, seed 0: client 1, round 2 of 3" in said
     if isinstance(method, MetaBayFL):
-        for word in ("0.001", "chosen", "within one standard error", "KL per weight", "samples of d_n"):
+        for word in ("0.001", "chosen", "less than a twentieth", "KL per weight", "samples of d_n"):
             assert word in said
     else:
         assert "The rate was fixed: 0.001" in said

@@ -15,6 +15,13 @@ SMALL_SIGMA = 0.01
 """Share of the prior's (or the initial) spread under which a posterior is a point."""
 
 
+RULES = {
+    "best": "the rate with the lowest loss on d_n",
+    "one-se": "the largest rate whose loss on d_n is within one standard error of the best: short trials favour small ones",
+    "harmless": "the largest rate that raises the loss on d_n by less than a twentieth: what pays later does not show yet",
+}
+
+
 def find_event(events: Sequence[Event], client: int, round_: int | None, clients: int) -> Event:
     """Return what a client left in a round, or in its last one."""
     if not 0 <= client < clients:
@@ -84,11 +91,7 @@ def _choice(event: Event, method: Mapping[str, Any]) -> list[str]:
         return ["No trial stayed finite: the received model was kept and sent."]
     if "rate" not in event:
         return []
-    rule = (
-        "the largest rate whose loss on d_n is within one standard error of the best: short trials favour small rates"
-        if method.get("choice") == "one-se"
-        else "the rate with the lowest loss on d_n"
-    )
+    rule = RULES[method.get("choice", "best")]
     whose = ", in the trials of all clients together, its own among them" if method.get("pooled") else ""
     when = "" if any(key.startswith("trial_nll.") for key in event) else " (there was no trial in this round)"
     return [f"It chose {event['rate']:g}: {rule}{whose}{when}."]

@@ -22,7 +22,7 @@ class BayFL(Variational):
     there are none."""
     kl_weight: NotNegative | Literal["auto"] = "auto"
     """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples. auto: 1, or less,
-    so that the KL of the initial posterior costs one nat per sample."""
+    so that the KL of the initial posterior costs `kl_cost` nats per sample."""
     rho_rate: NotNegative | Literal["auto"] = "auto"
     """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
     natural gradient at a hundredth of the rate."""

@@ -7,13 +7,16 @@ import torch
 from torch import Tensor
 
 HOPELESS = 1.0
-"""Loss above the received model's at which it no longer matters how much worse a candidate is."""
-Choice = Literal["best", "one-se"]
+"""Share of the received model's loss from which on it no longer matters how much worse a candidate is."""
+SMALLEST_UNIT = 1e-6
+Choice = Literal["best", "one-se", "harmless"]
+HARMLESS = 0.05
+"""Share of the received model's loss by which a trial may be above it."""
 
 
 class Evidence(NamedTuple):
-    """Of each candidate: mean loss above that of the received model, and whether it was tried; of each pair of them:
-    the variance of the difference of their means."""
+    """Of each candidate: mean loss above that of the received model, as a share of it, and whether it was tried; of
+    each pair of them: the variance of the difference of their means."""
 
     mean: Tensor
     known: Tensor
@@ -42,7 +45,8 @@ def weigh(scores: Sequence[Tensor | None], tried: Sequence[bool], before: Tensor
     """Compare losses per sample after trials with those before, pair by pair; a trial without any is hopeless."""
     found = nothing(len(scores))
     found.known[:] = torch.tensor(list(tried))
-    excess = [None if losses is None else (losses - before).double().clamp(max=HOPELESS * 10) for losses in scores]
+    unit = before.double().mean().abs().clamp_min(SMALLEST_UNIT)
+    excess = [None if losses is None else ((losses - before) / unit).clamp(max=10 * HOPELESS) for losses in scores]
     for index, losses in enumerate(excess):
         found.mean[index] = HOPELESS if losses is None else losses.mean().clamp(max=HOPELESS)
         for other, others in enumerate(excess[:index]):
@@ -63,13 +67,15 @@ def combine(parts: Sequence[tuple[float, Evidence]]) -> Evidence:
 
 
 def choose(evidence: Evidence, rates: Sequence[float], accepted: Sequence[bool], choice: Choice) -> int | None:
-    """Return the accepted candidate with the lowest loss, or the largest within one standard error of it."""
+    """Return the accepted candidate with the lowest loss, the largest within one standard error of it, or the largest
+    that does no harm to speak of."""
     able = [index for index, fine in enumerate(accepted) if fine and evidence.known[index]]
     if not able:
         return None
     best = min(able, key=lambda index: (evidence.mean[index].item(), rates[index]))
     if choice == "best":
         return best
-    error = evidence.variance[best].sqrt()
-    near = [index for index in able if evidence.mean[index] - evidence.mean[best] <= error[index]]
-    return max(near, key=lambda index: rates[index])
+    limit = torch.full_like(evidence.mean, max(HARMLESS, evidence.mean[best].item()))
+    if choice == "one-se":
+        limit = evidence.mean[best] + evidence.variance[best].sqrt()
+    return max((index for index in able if evidence.mean[index] <= limit[index]), key=lambda index: rates[index])

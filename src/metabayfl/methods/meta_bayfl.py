@@ -12,7 +12,8 @@ from torch import Tensor
 
 from metabayfl import aggregate
 from metabayfl.methods.base import Count, Method, Positive, get, model_of, put
-from metabayfl.methods.evidence import Evidence, choose, combine, nothing, unpack, weigh
+from metabayfl.methods.evidence import Choice, Evidence, choose, combine, nothing, unpack, weigh
+from metabayfl.methods.guard import Guard
 from metabayfl.methods.personal_posterior import PersonalPosterior
 from metabayfl.methods.posterior_distillation import PosteriorDistillation
 from metabayfl.methods.trials import (
@@ -31,9 +32,6 @@ from metabayfl.types import Context, Fit, InputError, Params, Received, TrainDat
 SMALLEST_PROBABILITY, SCALINGS = 1e-12, 20
 LARGEST_LOSS = 1e30
 """What is not a number is worse than everything."""
-SHRINK, GROW, FORGET = 0.5, 2.0, 1.05
-"""What the guard does to the largest allowed rate when the averaged model got worse and when it got better, and to the
-ceiling that a failure has left, each round."""
 SETBACK = 0.03
 """Share of the loss by which it must have risen for a model to be taken back: averages of skewed clients wander."""
 SEEN, EVIDENCE = "seen.losses", "seen.evidence"
@@ -74,8 +72,9 @@ class RateSelection(Method):
     """Length of a trial in epochs; it has at least 5 steps."""
     train_on_dn: bool = False
     """Use d_n for training too; what decided is then no longer unseen."""
-    choice: Literal["best", "one-se"] = "one-se"
-    """Take the rate with the lowest loss on d_n, or the largest within one standard error of it (trials are short)."""
+    choice: Choice = "harmless"
+    """Take the rate with the lowest loss on d_n, the largest within one standard error of it, or the largest that does
+    no harm to speak of: trials are short, and what pays in the long run does not show in them."""
     guard: bool = True
     """Take an averaged model back that is much worse on the clients' d_n than the one before, and lower the largest
     allowed rate; it starts in the middle of the candidates and grows while models get better."""
@@ -202,9 +201,9 @@ class RateSelection(Method):
         """Return the model, the one before it, the guard (the largest allowed rate and its ceiling), no evidence."""
         model, rates = super().init_server(ctx), self.rates_at_first(ctx)
         start = rates[(len(rates) - 1) // 2] if self.guard else rates[-1]
-        return self.server_state(model, model, [start, rates[-1]], nothing(len(rates)))
+        return self.server_state(model, model, Guard(start, rates[-1]), nothing(len(rates)))
 
-    def server_state(self, model: Params, before: Params, guard: Sequence[float], evidence: Evidence) -> Params:
+    def server_state(self, model: Params, before: Params, guard: Guard, evidence: Evidence) -> Params:
         """Return what the server keeps; the model before is for the guard."""
         kept = put(before, "before") if self.guard else {}
         return model | kept | {"guard": torch.tensor(guard, dtype=torch.float64), "evidence": evidence.pack()}
@@ -218,17 +217,16 @@ class RateSelection(Method):
         return model_of(server) | {"evidence": server["evidence"]}
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
-        """Average the models; but if the one sent out is worse than the one before, go back to that."""
+        """Average the models; but if the one sent out is much worse than the one before, go back to that."""
         change, error, loss = pooled_change(updates)
-        better, much_worse = change < -BEYOND_NOISE * error, change > max(BEYOND_NOISE * error, SETBACK * abs(loss))
-        largest, ceiling = server["guard"].tolist()
-        if self.guard and much_worse:
-            used = max((update.metrics["rate"] for update in updates if "rate" in update.metrics), default=largest)
-            model, guard = get(server, "before"), [min(used, largest) * SHRINK] * 2
+        rates = [update.metrics["rate"] for update in updates if "rate" in update.metrics]
+        guard = Guard(*server["guard"].tolist())
+        limit = self.rates_at_first(ctx)[-1]
+        if self.guard and change > max(BEYOND_NOISE * error, SETBACK * abs(loss)):
+            model, guard = get(server, "before"), guard.after_setback(change, max(rates, default=guard.largest))
         else:
             model = model_of(super().aggregate(server, updates, ctx))
-            raised = min(ceiling * FORGET, self.rates_at_first(ctx)[-1])
-            guard = [min(largest * (GROW if better else 1.0), ceiling), raised]
+            guard = guard.after_round(change, BEYOND_NOISE * error, max(rates, default=guard.largest), limit)
         shares = aggregate.shares(updates)
         shown = [(share, unpack(update.payload["evidence"])) for share, update in zip(shares, updates, strict=True)]
         return self.server_state(model, model_of(server), guard, combine(shown))

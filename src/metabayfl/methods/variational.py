@@ -40,7 +40,9 @@ class Variational(Method):
     """Divide the KL by the client's training samples (its own ELBO) or by everybody's (one posterior for all data)."""
     kl_weight: NotNegative | Literal["auto"] = 0.01
     """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples. auto: 1, or less,
-    so that the KL of the initial posterior costs one nat per sample."""
+    so that the KL of the initial posterior costs `kl_cost` nats per sample."""
+    kl_cost: Positive = 1.0
+    """What the KL of the initial posterior costs per sample where `kl_weight` is auto, in nats."""
     rule: gaussian.Rule = "var"
     """How the server averages spreads: rho, sigma, var, mixture, sum or product."""
     rho_rate: NotNegative | Literal["auto"] = 1.0
@@ -89,7 +91,7 @@ class Variational(Method):
         if self.kl_weight != "auto":
             return self.kl_weight / samples
         start = gaussian.kl(gaussian.initial(ctx.task, self.initial_sigma), gaussian.Prior(0.0, self.prior_sigma))
-        return 1.0 / max(samples, start)
+        return min(1.0 / samples, self.kl_cost / start)
 
     def rho_step(self, kl_scale: float) -> gaussian.RhoStep:
         """Return how rho is moved; the part of the KL in its gradient is at most `kl_scale`."""
