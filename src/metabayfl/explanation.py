@@ -17,8 +17,8 @@ SMALL_SIGMA = 0.01
 
 RULES = {
     "best": "the rate with the lowest loss on d_n",
-    "one-se": "the largest rate whose loss on d_n is within one standard error of the best: short trials favour small ones",
-    "harmless": "the largest rate that raises the loss on d_n by less than a twentieth: what pays later does not show yet",
+    "one-se": "the largest rate whose loss on d_n is within one standard error of the best: trials favour small ones",
+    "harmless": "the largest rate that raises the loss on d_n by less than a twentieth: what pays shows only later",
 }
 
 
