@@ -20,9 +20,6 @@ class BayFL(Variational):
     bayesian: Literal["auto", "all", "dense", "last"] = "auto"
     """Layers with a posterior: all that can have one, the dense ones, or the last; auto: the dense ones, or all where
     there are none."""
-    kl_weight: NotNegative | Literal["auto"] = "auto"
-    """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples. auto: 1, or less,
-    so that the KL of the initial posterior costs `kl_cost` nats per sample."""
     rho_rate: NotNegative | Literal["auto"] = "auto"
     """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
     natural gradient at a hundredth of the rate."""

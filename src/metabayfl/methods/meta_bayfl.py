@@ -60,7 +60,8 @@ class RateSelection(Method):
     select_every: Literal["round", "epoch"] = "round"
     """Choose once per round, or anew in every local epoch from where the last one ended."""
     try_every: Count = 3
-    """Rounds from one trial of the candidates to the next; what was seen then is used in between."""
+    """Rounds from one trial of the candidates to the next, unless a new one is allowed; what was seen then is used in
+    between."""
     pooled: bool = True
     """Choose by what the trials of all clients have shown, once there were any, so that all choose the same: d_n of one
     small client is too noisy to tell rates apart, and clients with larger rates pull the average to their side."""
@@ -142,7 +143,7 @@ class RateSelection(Method):
         allowed = self.allowed(rates, seen.largest)
         trials: dict[int, Trial] = {}
         own, scores, alive = seen.own, {}, allowed
-        if ctx.round % self.try_every == 0 or not any(own.known.logical_and(torch.tensor(allowed))):
+        if ctx.round % self.try_every == 0 or not own.known[torch.tensor(allowed)].all():
             trials, losses = self.try_rates(model, rates, allowed, data, ctx)
             found = weigh(losses, allowed, before)
             own = combine([(1.0, own), (1.0, found)]) if self.pooled else found

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from metabayfl.distillation import count_classes
 from metabayfl.features import last_dense, watch
 from metabayfl.gaussian import Elbo, as_prior
-from metabayfl.methods.base import Count, NotNegative, Positive, model_of
+from metabayfl.methods.base import Count, Positive, model_of
 from metabayfl.methods.needs import Need
 from metabayfl.methods.pool_distillation import unlabelled
 from metabayfl.methods.variational import Variational
@@ -37,8 +37,6 @@ class PFedBL(Variational):
     """Prior of a client: the received posterior, its last layer trained on features drawn by the client's labels."""
     kl: Literal["client"] = "client"
     """Divide the KL by the client's training samples."""
-    kl_weight: NotNegative = 0.01
-    """Weight of the KL in a client's first round."""
     rule: Literal["mixture"] = "mixture"
     """The average minimises the sum of KL(q_n || q)."""
     backend: Literal["bbb"] = "bbb"

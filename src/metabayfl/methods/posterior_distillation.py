@@ -36,13 +36,13 @@ class PosteriorDistillation(PoolDistillation, BayFL):
         return self.server_distill
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
-        """Average; then minimise E_q CE(answer, theta) + c KL(q || average) on U, c as in 1.2 with the samples of U."""
+        """Average; then minimise E_q CE(answer, theta) + c KL(q || average) on U, c = kl_weight / samples of U."""
         mean = super().aggregate(server, updates, ctx)
         if not self.server_distill:
             return mean
         x = unlabelled(self.name, ctx)
         answer = sharpen(mean_probabilities(self.predictions(mean, updates, x, ctx)), self.temperature)
-        noise, scale = ctx.rng("distil noise"), self.kl_scale(len(x), ctx)
+        noise, scale = ctx.rng("distil noise"), self.kl_weight / len(x)
         return self.distil(Elbo(ctx.task, mean, as_prior(mean), scale, noise, self.rho_step(scale)), x, answer, ctx)
 
     def predictions(self, mean: Params, updates: Sequence[Received], x: Tensor, ctx: Context) -> Iterator[Tensor]:

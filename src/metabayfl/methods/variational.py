@@ -38,11 +38,8 @@ class Variational(Method):
     """Standard deviation of the fixed prior."""
     kl: Literal["client", "federation"] = "client"
     """Divide the KL by the client's training samples (its own ELBO) or by everybody's (one posterior for all data)."""
-    kl_weight: NotNegative | Literal["auto"] = 0.01
-    """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples. auto: 1, or less,
-    so that the KL of the initial posterior costs `kl_cost` nats per sample."""
-    kl_cost: Positive = 1.0
-    """What the KL of the initial posterior costs per sample where `kl_weight` is auto, in nats."""
+    kl_weight: NotNegative = 0.01
+    """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples."""
     rule: gaussian.Rule = "var"
     """How the server averages spreads: rho, sigma, var, mixture, sum or product."""
     rho_rate: NotNegative | Literal["auto"] = 1.0
@@ -81,17 +78,10 @@ class Variational(Method):
     def elbo(self, model: Params, prior: gaussian.Prior, data: TrainData, ctx: Context) -> Objective:
         """Return the ELBO with a given prior."""
         samples = len(data) if self.kl == "client" else sum(ctx.clients.values())
-        scale, noise = self.kl_scale(samples, ctx), ctx.rng("noise")
+        scale, noise = self.kl_weight / samples, ctx.rng("noise")
         if self.backend == "ivon":
             return IvonLoss(ctx.task, model, prior, scale, noise)
         return gaussian.Elbo(ctx.task, model, prior, scale, noise, self.rho_step(scale))
-
-    def kl_scale(self, samples: int, ctx: Context) -> float:
-        """Return what the KL is multiplied with in a mean over so many samples."""
-        if self.kl_weight != "auto":
-            return self.kl_weight / samples
-        start = gaussian.kl(gaussian.initial(ctx.task, self.initial_sigma), gaussian.Prior(0.0, self.prior_sigma))
-        return min(1.0 / samples, self.kl_cost / start)
 
     def rho_step(self, kl_scale: float) -> gaussian.RhoStep:
         """Return how rho is moved; the part of the KL in its gradient is at most `kl_scale`."""
