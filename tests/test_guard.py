@@ -2,12 +2,17 @@
 
 import pytest
 
-from metabayfl.methods.guard import PATIENCE, Guard
+from metabayfl.methods.guard import PATIENCE, Change, Guard
+
+
+def changed(by: float) -> Change:
+    """A change that is beyond noise from 0.01 on."""
+    return Change(score=by, error=0.005, level=1.0, nll=by)
 
 
 def after(guard: Guard, *changes: float, used: float = 1e-2) -> Guard:
     for change in changes:
-        guard = guard.after_round(change, noise=0.01, used=used, limit=1e-1)
+        guard = guard.after_round(changed(change), used, limit=1e-1)
     return guard
 
 
@@ -37,6 +42,19 @@ def test_ceilings_rise_slowly_to_the_largest_candidate() -> None:
 def test_a_setback_is_undone_by_the_change_that_follows() -> None:
     """The model is taken back: its change and the way back cancel, so the lowest loss stays what it was."""
     good = after(Guard(1e-2, 1e-1), -0.1)
-    again = after(good.after_setback(0.5, used=3e-2), -0.5)
-    assert (again.change, again.lowest) == (pytest.approx(-0.1), pytest.approx(-0.1))
-    assert good.after_setback(0.5, used=1e-2).largest == 5e-3
+    again = after(good.after_setback(changed(0.5), used=3e-2), -0.5)
+    assert (again.nll, again.lowest) == (pytest.approx(-0.1), pytest.approx(-0.1))
+    assert good.after_setback(changed(0.5), used=1e-2).largest == 5e-3
+
+
+def test_a_model_that_becomes_too_sure_is_seen_by_its_nll() -> None:
+    guard = Guard(1e-2, 1e-1)
+    for _ in range(PATIENCE):
+        guard = guard.after_round(Change(score=-0.001, error=0.01, level=1.0, nll=0.02), used=1e-2, limit=1e-1)
+    assert guard.largest == 5e-3
+
+
+def test_setbacks_are_beyond_noise_and_matter() -> None:
+    assert Change(0.05, 0.01, 1.0, 0.0).is_setback
+    assert not Change(0.05, 0.03, 1.0, 0.0).is_setback
+    assert not Change(0.02, 0.001, 1.0, 0.0).is_setback

@@ -124,7 +124,7 @@ class TestGuards:
         server = method.init_server(ctx)
         server |= {"before.mu": server["mu"] - 1, "guard": torch.tensor(Guard(*guard), dtype=torch.float64)}
         payload = {"mu": server["mu"] + 1, "buffers": server["buffers"], "evidence": server["evidence"]}
-        known = {"incoming_score": 2.0, "change": change, "change_error": error}
+        known = {"incoming_score": 2.0, "change": change, "nll_change": change, "change_error": error}
         reports = [known, known, {"incoming_nll": 2.0}]
         return method.aggregate(server, [Update(payload, 1.0, report) for report in reports], ctx)
 
@@ -162,9 +162,10 @@ class TestGuards:
         moved = down | {"mu": down["mu"] + 0.1}
         with keyed_globals("fit"):
             second = method.fit(moved, first.state, data, ctx)
-        change = second.state["seen.losses"] - first.state["seen.losses"]
-        assert second.update.metrics["change"] == pytest.approx(change.mean().item())
-        assert second.update.metrics["change_error"] == pytest.approx(standard_error(change))
+        nll, score = second.state["seen.losses"] - first.state["seen.losses"]
+        assert second.update.metrics["nll_change"] == pytest.approx(nll.mean().item())
+        assert second.update.metrics["change"] == pytest.approx(score.mean().item())
+        assert second.update.metrics["change_error"] == pytest.approx(standard_error(score))
 
 
 class TestLosses:

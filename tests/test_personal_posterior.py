@@ -116,5 +116,5 @@ class TestState:
         assert torch.equal(fit.state["own.mu"], down["mu"])
 
     def test_it_is_needed_only_where_it_is_asked_for(self) -> None:
-        assert not MetaBayFL().needs
-        assert MetaBayFL(personal="prox").needs == {Need.STATE}
+        assert not MetaBayFL(personal="last").needs
+        assert MetaBayFL(personal="prox").needs == MetaBayFL().needs == {Need.STATE}

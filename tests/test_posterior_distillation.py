@@ -41,11 +41,11 @@ def model_of(server: Params) -> Params:
     return {name: server[name] for name in ("mu", "rho")}
 
 
-def test_off_it_needs_nothing_and_averages() -> None:
+def test_off_it_needs_no_pool_and_averages() -> None:
     method, ctx = MetaBayFL(), replace(context(), unlabelled=None)
     sent, server = updates(ctx, 3), MetaBayFL().init_server(ctx)
     assert not method.server_distill
-    assert not method.needs
+    assert method.needs == {Need.STATE}
     assert same(model_of(method.aggregate(server, sent, ctx)), model_of(BayFL().aggregate(server, sent, ctx)))
     assert not MetaBayFL(**THE_PAPER).server_distill
 
@@ -107,7 +107,7 @@ def test_the_same_bits_for_any_number_of_workers_with_both_extensions(tmp_path: 
 class TestRefusals:
     def test_without_a_pool(self) -> None:
         method = MetaBayFL(server_distill=True, epochs=1)
-        assert method.needs == {Need.UNLABELLED, Need.INDIVIDUAL}
+        assert method.needs == {Need.UNLABELLED, Need.INDIVIDUAL, Need.STATE}
         with pytest.raises(mb.InputError, match=r"^meta-bayfl needs an unlabelled pool"):
             mb.federate(network(), federation(), method, rounds=1)
 

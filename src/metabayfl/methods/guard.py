@@ -2,35 +2,59 @@
 
 from typing import NamedTuple
 
+from metabayfl.methods.trials import BEYOND_NOISE
+
 SHRINK, GROW, FORGET = 0.5, 2.0, 1.05
 """Factors on the largest allowed rate when the model got much worse or no better, and when it got better; and, each
 round, on the ceiling that this leaves."""
 PATIENCE = 6
-"""Rounds without a new lowest loss after which the rates are too large."""
+"""Rounds without a new lowest NLL after which the rates are too large."""
+SETBACK = 0.03
+"""Share of the score by which it must have risen for a model to be taken back: averages of skewed clients wander."""
+
+
+class Change(NamedTuple):
+    """What has become of the averaged model on the clients' d_n in a round: its score, by which rates are chosen, the
+    standard error of that change and the score itself; and its NLL, which also sees a model become too sure."""
+
+    score: float
+    error: float
+    level: float
+    nll: float
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the score fell beyond noise."""
+        return self.score < -BEYOND_NOISE * self.error
+
+    @property
+    def is_setback(self) -> bool:
+        """Whether the score rose beyond noise, and by a share that matters."""
+        return self.score > max(BEYOND_NOISE * self.error, SETBACK * abs(self.level))
 
 
 class Guard(NamedTuple):
-    """Largest allowed rate, its ceiling, and how the averaged model's loss on the clients' d_n went since the start."""
+    """Largest allowed rate, its ceiling, and how the averaged model's NLL went since the start."""
 
     largest: float
     ceiling: float
-    change: float = 0.0
+    nll: float = 0.0
     lowest: float = 0.0
     waiting: float = 0.0
-    """Rounds since the lowest loss."""
+    """Rounds since the lowest NLL."""
 
-    def after_setback(self, change: float, used: float) -> "Guard":
+    def after_setback(self, change: Change, used: float) -> "Guard":
         """Go back to the model before: the next change will undo this one."""
-        return self._replace(change=self.change + change).shrunk(used)
+        return self._replace(nll=self.nll + change.nll).shrunk(used)
 
-    def after_round(self, change: float, noise: float, used: float, limit: float) -> "Guard":
-        """Go on: grow while the model gets better beyond noise, shrink if it has not for a while."""
-        total = self.change + change
-        waiting = 0.0 if total < self.lowest else self.waiting + 1
-        now = self._replace(change=total, lowest=min(total, self.lowest), waiting=waiting)
+    def after_round(self, change: Change, used: float, limit: float) -> "Guard":
+        """Go on: grow while the score gets better beyond noise, shrink if the NLL has found no new low for a while."""
+        nll = self.nll + change.nll
+        waiting = 0.0 if nll < self.lowest else self.waiting + 1
+        now = self._replace(nll=nll, lowest=min(nll, self.lowest), waiting=waiting)
         if waiting >= PATIENCE:
             return now.shrunk(used)
-        grown = min(self.largest * (GROW if change < -noise else 1.0), self.ceiling)
+        grown = min(self.largest * (GROW if change.is_better else 1.0), self.ceiling)
         return now._replace(largest=grown, ceiling=min(self.ceiling * FORGET, limit))
 
     def shrunk(self, used: float) -> "Guard":

@@ -13,11 +13,10 @@ from torch import Tensor
 from metabayfl import aggregate
 from metabayfl.methods.base import Count, Method, Positive, get, model_of, put
 from metabayfl.methods.evidence import Choice, Evidence, choose, combine, nothing, unpack, weigh
-from metabayfl.methods.guard import Guard
+from metabayfl.methods.guard import Change, Guard
 from metabayfl.methods.personal_posterior import PersonalPosterior
 from metabayfl.methods.posterior_distillation import PosteriorDistillation
 from metabayfl.methods.trials import (
-    BEYOND_NOISE,
     FEWEST_STEPS,
     Trial,
     describe_scores,
@@ -32,8 +31,6 @@ from metabayfl.types import Context, Fit, InputError, Params, Received, TrainDat
 SMALLEST_PROBABILITY, SCALINGS = 1e-12, 20
 LARGEST_LOSS = 1e30
 """What is not a number is worse than everything."""
-SETBACK = 0.03
-"""Share of the loss by which it must have risen for a model to be taken back: averages of skewed clients wander."""
 SEEN, EVIDENCE = "seen.losses", "seen.evidence"
 
 
@@ -108,9 +105,10 @@ class RateSelection(Method):
         model, metrics, own = self.train_by_choice(received, before, seen, data, ctx)
         metrics |= {"incoming_nll": losses.mean().item(), "incoming_score": before.mean().item()}
         metrics |= {"scored_samples": len(losses), "allowed_rate": largest}
-        fit = self.leave(model, metrics | change_of(before, state.get(SEEN)), data, ctx)
+        received_losses = torch.stack([losses, before])
+        fit = self.leave(model, metrics | change_of(received_losses, state.get(SEEN)), data, ctx)
         update = fit.update._replace(payload=fit.update.payload | {"evidence": own.pack()})
-        return fit._replace(update=update, state=fit.state | {SEEN: before, EVIDENCE: own.pack()})
+        return fit._replace(update=update, state=fit.state | {SEEN: received_losses, EVIDENCE: own.pack()})
 
     def train_by_choice(
         self, received: Params, before: Tensor, seen: Seen, data: TrainData, ctx: Context
@@ -219,15 +217,13 @@ class RateSelection(Method):
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """Average the models; but if the one sent out is much worse than the one before, go back to that."""
-        change, error, loss = pooled_change(updates)
-        rates = [update.metrics["rate"] for update in updates if "rate" in update.metrics]
-        guard = Guard(*server["guard"].tolist())
-        limit = self.rates_at_first(ctx)[-1]
-        if self.guard and change > max(BEYOND_NOISE * error, SETBACK * abs(loss)):
-            model, guard = get(server, "before"), guard.after_setback(change, max(rates, default=guard.largest))
+        change, guard = pooled_change(updates), Guard(*server["guard"].tolist())
+        used = max((update.metrics["rate"] for update in updates if "rate" in update.metrics), default=guard.largest)
+        if self.guard and change.is_setback:
+            model, guard = get(server, "before"), guard.after_setback(change, used)
         else:
             model = model_of(super().aggregate(server, updates, ctx))
-            guard = guard.after_round(change, BEYOND_NOISE * error, max(rates, default=guard.largest), limit)
+            guard = guard.after_round(change, used, self.rates_at_first(ctx)[-1])
         shares = aggregate.shares(updates)
         shown = [(share, unpack(update.payload["evidence"])) for share, update in zip(shares, updates, strict=True)]
         return self.server_state(model, model_of(server), guard, combine(shown))
@@ -255,21 +251,24 @@ def _finite(losses: Tensor) -> Tensor:
     return losses.nan_to_num(nan=LARGEST_LOSS).clamp(max=LARGEST_LOSS)
 
 
-def change_of(losses: Tensor, seen: Tensor | None) -> dict[str, float]:
-    """Return by how much what decides has changed on d_n since the last model that the client received."""
-    if seen is None or seen.shape != losses.shape:
+def change_of(seen: Tensor, before: Tensor | None) -> dict[str, float]:
+    """Return by how much NLL and score on d_n have changed since the last model that the client received."""
+    if before is None or before.shape != seen.shape:
         return {}
-    return {"change": (losses - seen).mean().item(), "change_error": standard_error(losses - seen)}
+    nll, score = seen - before
+    return {"nll_change": nll.mean().item(), "change": score.mean().item(), "change_error": standard_error(score)}
 
 
-def pooled_change(updates: Sequence[Received]) -> tuple[float, float, float]:
-    """Return the clients' mean change of what decides, its standard error, and its mean; newcomers do not count."""
+def pooled_change(updates: Sequence[Received]) -> Change:
+    """Return the mean of the clients' changes; newcomers do not count."""
     known = [(share, update.metrics) for share, update in zip(aggregate.shares(updates), updates, strict=True)]
     known = [(share, metrics) for share, metrics in known if "change" in metrics]
     total = sum(share for share, _ in known) or 1.0
-    change = sum(share * metrics["change"] for share, metrics in known) / total
-    error = math.hypot(0.0, *(share * metrics["change_error"] for share, metrics in known)) / total
-    return change, error, sum(share * metrics["incoming_score"] for share, metrics in known) / total
+    score, nll, level = (
+        sum(share * metrics[name] for share, metrics in known) / total
+        for name in ("change", "nll_change", "incoming_score")
+    )
+    return Change(score, math.hypot(0.0, *(share * m["change_error"] for share, m in known)) / total, level, nll)
 
 
 THE_PAPER: dict[str, Any] = {
@@ -294,6 +293,7 @@ THE_PAPER: dict[str, Any] = {
     "choice": "best",
     "guard": False,
     "keep_better": False,
+    "personal": "last",
 }
 """The letter of the paper, as docs/methods.md 3.5 reads it; no guards, and nothing tuned."""
 

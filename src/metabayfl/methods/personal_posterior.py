@@ -16,7 +16,7 @@ from metabayfl.types import Context, Diverged, Fit, Params, TrainData
 class PersonalPosterior(BayFL):
     """A Bayesian method whose clients may train a posterior of their own beside the one that is shared."""
 
-    personal: Literal["last", "average", "prox"] = "last"
+    personal: Literal["last", "average", "prox"] = "average"
     """The client's own model: what its last training left, an average of that over rounds, or a posterior of its own
     that is pulled to the received one."""
     personal_share: Annotated[float, Field(gt=0, le=1)] = 0.2

@@ -15,8 +15,8 @@ from metabayfl.types import Context, Params, Received, TrainData
 
 NATURAL = 0.01
 """Share of the learning rate with which rho follows its natural gradient: the gradient over the curvature of the KL."""
-LARGEST = 10.0
-"""Bound of that gradient; single mini-batches give far larger ones."""
+LARGEST = 300.0
+"""Bound of that gradient, far above what a healthy training shows."""
 
 
 class Variational(Method):
