@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.functional import softplus
 
 from metabayfl import aggregate, gaussian
-from metabayfl.gaussian import SMALLEST_SIGMA, Elbo, Prior, RhoStep, Rule, average, kl, rho_of, sigma_of
+from metabayfl.gaussian import SMALLEST_SIGMA, Elbo, Prior, Rule, average, kl, rho_of, sigma_of
 from metabayfl.likelihood import Categorical
 from metabayfl.task import Task
 from metabayfl.types import Params, Update
@@ -178,7 +178,7 @@ class TestElbo:
 
     def test_rho_has_its_own_rate_and_no_decay(self) -> None:
         task = network(2, norm=False)
-        mean, spread = Elbo(task, posterior_of(task, 0), Prior(0.0, 0.1), 0.0, generator(0), RhoStep(7.0)).groups
+        mean, spread = Elbo(task, posterior_of(task, 0), Prior(0.0, 0.1), 0.0, generator(0), rho_rate=7.0).groups
         assert (mean.rate_factor, mean.decays, spread.rate_factor, spread.decays) == (1.0, True, 7.0, False)
 
 
@@ -281,17 +281,3 @@ class TestAverage:
             aggregate.mean([])
         with pytest.raises(ValueError, match="no updates"):
             average([], "var")
-
-
-def test_steps_of_rho_are_bounded_where_it_is_asked_for() -> None:
-    task = Task(nn.Linear(3, 2), Categorical(2), bayesian="all")
-    free, bounded = (
-        Elbo(task, posterior_of(task, 0), Prior(0.0, 0.1), 0.1, generator(0), step)
-        for step in (RhoStep(), RhoStep(5.0, 0.01))
-    )
-    gradients = []
-    for elbo in (free, bounded):
-        elbo(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))
-        gradients.append(elbo.groups[1].gradient.clone())
-    assert gradients[0].abs().max() > 0.01
-    assert torch.equal(gradients[1], gradients[0].clamp(-0.01, 0.01))

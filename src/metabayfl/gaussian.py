@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -68,13 +68,6 @@ def describe(posterior: Params, prior: Prior, kl_scale: float) -> dict[str, floa
     }
 
 
-class RhoStep(NamedTuple):
-    """How rho is moved: a factor on the learning rate, and a bound on each entry of its gradient."""
-
-    rate_factor: float = 1.0
-    limit: float | None = None
-
-
 class Elbo:
     """Mean NLL of a weight sample plus `kl_scale` times the KL, with gradients in closed form.
 
@@ -89,14 +82,13 @@ class Elbo:
         prior: Prior,
         kl_scale: float,
         noise: torch.Generator,
-        rho_step: "RhoStep | None" = None,
+        rho_rate: float = 1.0,
     ) -> None:
-        step = rho_step or RhoStep()
-        self.task, self.kl_scale, self.noise, self._limit = task, kl_scale, noise, step.limit
+        self.task, self.kl_scale, self.noise = task, kl_scale, noise
         self.mu, self.rho = posterior["mu"].clone(), posterior["rho"].clone()
         self.groups: Sequence[Group] = [
             Group(self.mu, task.gradient[: task.size]),
-            Group(self.rho, task.gradient[task.size :], step.rate_factor, decays=False),
+            Group(self.rho, task.gradient[task.size :], rho_rate, decays=False),
         ]
         task.load_buffers(posterior)
         self._eps, self._exp, self._sigma, self._scratch = (torch.empty_like(self.rho) for _ in range(4))
@@ -149,8 +141,6 @@ class Elbo:
             gradient.sub_(torch.reciprocal(self._sigma, out=self._scratch), alpha=self.kl_scale)
         sigmoid = self._exp.div_(torch.add(self._exp, 1.0, out=self._scratch))
         gradient.mul_(sigmoid)
-        if self._limit is not None:
-            gradient.clamp_(-self._limit, self._limit)
 
 
 def sample(posterior: Params, noise: torch.Generator, into: Tensor) -> None:

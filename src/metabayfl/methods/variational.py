@@ -15,8 +15,6 @@ from metabayfl.types import Context, Params, Received, TrainData
 
 NATURAL = 0.01
 """Share of the learning rate with which rho follows its natural gradient: the gradient over the curvature of the KL."""
-LARGEST = 300.0
-"""Bound of that gradient, far above what a healthy training shows."""
 
 
 class Variational(Method):
@@ -81,15 +79,13 @@ class Variational(Method):
         scale, noise = self.kl_weight / samples, ctx.rng("noise")
         if self.backend == "ivon":
             return IvonLoss(ctx.task, model, prior, scale, noise)
-        return gaussian.Elbo(ctx.task, model, prior, scale, noise, self.rho_step(scale))
+        return gaussian.Elbo(ctx.task, model, prior, scale, noise, self.rho_factor(scale))
 
-    def rho_step(self, kl_scale: float) -> gaussian.RhoStep:
-        """Return how rho is moved; the part of the KL in its gradient is at most `kl_scale`."""
+    def rho_factor(self, kl_scale: float) -> float:
+        """Return the factor on the learning rate of rho."""
         if self.rho_rate != "auto":
-            return gaussian.RhoStep(self.rho_rate)
-        if self.optimiser == "sgd" and kl_scale:
-            return gaussian.RhoStep(NATURAL / kl_scale, LARGEST * kl_scale)
-        return gaussian.RhoStep()
+            return self.rho_rate
+        return NATURAL / kl_scale if self.optimiser == "sgd" and kl_scale else 1.0
 
     def make_optimiser(self, objective: Objective) -> Optimiser:
         """Return a fresh optimiser of an objective; IVON brings its own."""
