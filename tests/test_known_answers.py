@@ -209,3 +209,11 @@ class TestReproducibility:
         assert (outputs[0].std(0) > 0).all()
         flat = method.predict(model | {"rho": torch.full_like(model["rho"], -100.0)}, x, 1, Context(task))
         torch.testing.assert_close(flat[0], FedAvg().predict(task.initial(), x, 1, Context(task))[0])
+
+
+def test_steps_of_rho_follow_the_natural_gradient_where_sgd_would_stand_still() -> None:
+    assert BayFL().rho_factor(0.01 / 100) == pytest.approx(100)
+    assert BayFL().rho_factor(0.01 / 10_000) == 700
+    assert BayFL(optimiser="adam").rho_factor(0.01 / 100) == 1
+    assert BayFL(rho_rate=3.0).rho_factor(0.01 / 100) == 3
+    assert BayFL().rho_factor(0.0) == 1

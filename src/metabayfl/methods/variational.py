@@ -15,6 +15,8 @@ from metabayfl.types import Context, Params, Received, TrainData
 
 NATURAL = 0.01
 """Share of the learning rate with which rho follows its natural gradient: the gradient over the curvature of the KL."""
+LARGEST_FACTOR = 700.0
+"""With many samples the KL is small, and its natural gradient would be the noise of the mini-batches alone."""
 
 
 class Variational(Method):
@@ -85,7 +87,7 @@ class Variational(Method):
         """Return the factor on the learning rate of rho."""
         if self.rho_rate != "auto":
             return self.rho_rate
-        return NATURAL / kl_scale if self.optimiser == "sgd" and kl_scale else 1.0
+        return min(NATURAL / kl_scale, LARGEST_FACTOR) if self.optimiser == "sgd" and kl_scale else 1.0
 
     def make_optimiser(self, objective: Objective) -> Optimiser:
         """Return a fresh optimiser of an objective; IVON brings its own."""
