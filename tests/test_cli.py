@@ -377,6 +377,18 @@ class TestCompare:
         assert json.loads(again.out) == summary
         assert len((workplace / "grid" / "compare.csv").read_text().splitlines()) == 5
 
+    def test_every_run_is_recorded_once(self, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        arguments = [*self.COMPARE, "--methods=fedavg", "--record=runs.jsonl"]
+        assert cli.main(arguments) == 0
+        assert cli.main(arguments) == 0
+        lines = [json.loads(line) for line in (workplace / "runs.jsonl").read_text().splitlines()]
+        found = sorted((line["method"], line["seed"], line["on"]) for line in lines)
+        assert found == [("fedavg", 0, "test"), ("fedavg", 1, "test")]
+        assert lines[0]["config"] != lines[1]["config"]
+        assert lines[0]["sources"] == lines[1]["sources"]
+        assert cli.main([*self.COMPARE, "--methods=bayfl", "--record=nowhere/runs.jsonl"]) == 2
+        assert "nowhere/runs.jsonl" in capsys.readouterr().err
+
     def test_the_demo_compares_five_methods(self, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
         options = cli.parser().parse_args(["demo", "--workers=1"])
         cli._check_what_was_typed(options)

@@ -112,6 +112,7 @@ def _add_demo(commands: "Commands") -> None:
         "parallel": "runs",
         "allow_leak": False,
         "tuned": None,
+        "record": None,
     }
     demo.set_defaults(reader=read_comparison, handler="compare:compare", **chosen)
 
@@ -138,6 +139,8 @@ def _add_compare(commands: "Commands") -> None:
     _add_grid(compare, "compare", seeds="0,1,2")
     tuned = "values that `metabayfl tune` chose; they come before those of [methods.LABEL]"
     compare.add_argument("--tuned", type=Path, metavar="FILE", help=tuned)
+    record = "append a line for each run that is carried out: date, commit, config hash; so that tries are counted"
+    compare.add_argument("--record", type=Path, metavar="FILE", help=record)
     compare.add_argument("--allow-leak", action="store_true", help="accept methods that see test data, for study")
     compare.add_argument("--plan", action="store_true", help="only estimate time and bytes")
     _add_running(compare)
@@ -151,7 +154,7 @@ def _add_tune(commands: "Commands") -> None:
     values = "an option and its candidates, such as rate=1e-3,1e-2,1e-1; all combinations of several are tried"
     tune.add_argument("--values", action="append", required=True, metavar="KEY=A,B,C", help=values)
     _add_running(tune)
-    tune.set_defaults(handler="tune:tune", allow_leak=False)
+    tune.set_defaults(handler="tune:tune", allow_leak=False, record=None)
 
 
 def _add_grid(command: argparse.ArgumentParser, verb: str, seeds: str) -> None:

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.table import Table
@@ -14,6 +15,8 @@ from metabayfl.commands.terminal import console
 from metabayfl.compare import Cell, Estimate, collect, estimate, make_grid, run_cells, with_tuned
 from metabayfl.config import read_values
 from metabayfl.data.sources import load
+from metabayfl.fingerprint import config_hash, source_hash
+from metabayfl.options import InputError
 from metabayfl.tensorfile import write_bytes
 
 
@@ -25,6 +28,8 @@ def compare(options: argparse.Namespace) -> int:
     cells = make_grid(with_tuned(options.settings, tuned), labels, options.seeds, out, options.allow_leak)
     if options.plan:
         return _plan(cells, options.workers, options.json)
+    if options.record:
+        _append(options.record, "")  # what cannot be recorded is not run
     failures = carry_out(cells, options)
     _report(cells, out, options.json)
     return 1 if failures else 0
@@ -47,7 +52,32 @@ def carry_out(cells: Sequence[Cell], options: argparse.Namespace) -> int:
         what = f"{cell.label}, seed {cell.config.seed}: {failure or 'done'}"
         print(f"metabayfl: {number}/{len(todo)} {what}", file=sys.stderr)
         failures += bool(failure)
+        if options.record and not failure:
+            _record(cell, options.record)
     return failures
+
+
+def _record(cell: Cell, path: Path) -> None:
+    """Append what was run, and when: whoever reads the file sees how often a table was made anew."""
+    environment = json.loads((cell.path / "env.json").read_text(encoding="utf-8"))
+    line = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "method": cell.label,
+        "seed": cell.config.seed,
+        "on": cell.config.eval.on,
+        "commit": environment["git_commit"],
+        "config": config_hash(cell.config),
+        "sources": source_hash(cell.config),
+    }
+    _append(path, json.dumps(line) + "\n")
+
+
+def _append(path: Path, text: str) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise InputError(f"--record {path}: {error.strerror}; a file in a folder that exists is accepted") from None
 
 
 def _report(cells: Sequence[Cell], out: Path, as_json: bool) -> None:

@@ -9,6 +9,8 @@ from torch import Tensor
 HOPELESS = 1.0
 """Share of the received model's loss from which on it no longer matters how much worse a candidate is."""
 SMALLEST_UNIT = 1e-6
+BEYOND_NOISE = 2.0
+"""A difference counts from so many standard errors on."""
 Choice = Literal["best", "one-se", "harmless"]
 HARMLESS = 0.05
 """Share of the received model's loss by which a trial may be above it."""
@@ -75,7 +77,8 @@ def choose(evidence: Evidence, rates: Sequence[float], accepted: Sequence[bool],
     best = min(able, key=lambda index: (evidence.mean[index].item(), rates[index]))
     if choice == "best":
         return best
-    limit = torch.full_like(evidence.mean, max(HARMLESS, evidence.mean[best].item()))
-    if choice == "one-se":
-        limit = evidence.mean[best] + evidence.variance[best].sqrt()
+    error = evidence.variance[best].sqrt()
+    limit = evidence.mean[best] + error
+    if choice == "harmless":
+        limit = evidence.mean[best].clamp_min(HARMLESS) + BEYOND_NOISE * error
     return max((index for index in able if evidence.mean[index] <= limit[index]), key=lambda index: rates[index])

@@ -31,6 +31,8 @@ from metabayfl.types import Context, Fit, InputError, Params, Received, TrainDat
 SMALLEST_PROBABILITY, SCALINGS = 1e-12, 20
 LARGEST_LOSS = 1e30
 """What is not a number is worse than everything."""
+SGD_REACH, ADAM_REACH, IVON_REACH = 3.0, 0.04, 4.0
+"""Rate times steps of a cautious round; of SGD it is divided by 1 / (1 - momentum)."""
 SEEN, EVIDENCE = "seen.losses", "seen.evidence"
 
 
@@ -52,7 +54,7 @@ class RateSelection(Method):
 
     optimiser: OptimiserName = "sgd"
     """Local optimiser, fresh in every round."""
-    rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1e-3, 1e-2, 1e-1)
+    rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1e-3, 1e-2, 3e-2, 1e-1)
     """Candidates, written like `rate`, which is not used."""
     select_every: Literal["round", "epoch"] = "round"
     """Choose once per round, or anew in every local epoch from where the last one ended."""
@@ -85,6 +87,9 @@ class RateSelection(Method):
     """Samples of d_n that a score uses at most."""
     score_draws: Count = 2
     """Weight samples of a score, the same for all rates."""
+    guard_draws: Count = 10
+    """Weight samples with which the received model is judged for the guard: with few of them wide posteriors look worse
+    than they predict."""
 
     @property
     def holds_out(self) -> bool:
@@ -99,16 +104,17 @@ class RateSelection(Method):
     def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
         """Try the rates from the received model, and go on with the best one where its trial ended."""
         received, largest = ctx.task.join(down, state), float(down["guard"][0])
-        losses, before = self.losses(received, data, ctx)
+        outputs = self.outputs_on_dn(received, max(self.guard_draws, self.score_draws), data, ctx)
+        judged = torch.stack(self.losses_of(outputs, data, ctx))
+        losses, before = self.losses_of(outputs[: self.score_draws], data, ctx)
         own = unpack(state[EVIDENCE]) if EVIDENCE in state else nothing(len(self.rates))
         seen = Seen(losses, largest, own, unpack(down["evidence"]))
         model, metrics, own = self.train_by_choice(received, before, seen, data, ctx)
-        metrics |= {"incoming_nll": losses.mean().item(), "incoming_score": before.mean().item()}
+        metrics |= {"incoming_nll": judged[0].mean().item(), "incoming_score": judged[1].mean().item()}
         metrics |= {"scored_samples": len(losses), "allowed_rate": largest}
-        received_losses = torch.stack([losses, before])
-        fit = self.leave(model, metrics | change_of(received_losses, state.get(SEEN)), data, ctx)
+        fit = self.leave(model, metrics | change_of(judged, state.get(SEEN)), data, ctx)
         update = fit.update._replace(payload=fit.update.payload | {"evidence": own.pack()})
-        return fit._replace(update=update, state=fit.state | {SEEN: received_losses, EVIDENCE: own.pack()})
+        return fit._replace(update=update, state=fit.state | {SEEN: judged, EVIDENCE: own.pack()})
 
     def train_by_choice(
         self, received: Params, before: Tensor, seen: Seen, data: TrainData, ctx: Context
@@ -157,6 +163,11 @@ class RateSelection(Method):
         return winner, own, scores
 
     @property
+    def reach(self) -> float:
+        """Rate times steps of a cautious round; averages of clients that go much further are dead."""
+        return SGD_REACH * (1 - self.momentum) if self.optimiser == "sgd" else ADAM_REACH
+
+    @property
     def trial_length(self) -> int:
         """Epochs that a training has which is begun as a trial."""
         return self.epochs if self.select_every == "round" else 1
@@ -186,21 +197,28 @@ class RateSelection(Method):
         return sorted(rate_at(rate, 0, ctx.rounds) for rate in self.rates)
 
     def losses(self, model: Params, data: TrainData, ctx: Context) -> tuple[Tensor, Tensor]:
-        """NLL of a model on samples of d_n, and what decides; the same noise for all models and rounds."""
-        x, y = data.select_x[: self.score_samples], data.select_y[: self.score_samples]
-        if not len(x):
+        """NLL of a model on samples of d_n, and what decides."""
+        return self.losses_of(self.outputs_on_dn(model, self.score_draws, data, ctx), data, ctx)
+
+    def outputs_on_dn(self, model: Params, draws: int, data: TrainData, ctx: Context) -> Tensor:
+        """Outputs for samples of d_n; the same noise for all models and rounds."""
+        if not len(data.select_x):
             raise InputError(f"{self.name} chooses by d_n, and client {ctx.client} has none: raise select.fraction")
-        outputs = self.predict(model, x, self.score_draws, replace(ctx, round=0, part=0))
+        return self.predict(model, data.select_x[: self.score_samples], draws, replace(ctx, round=0, part=0))
+
+    def losses_of(self, outputs: Tensor, data: TrainData, ctx: Context) -> tuple[Tensor, Tensor]:
+        """NLL of outputs for samples of d_n, and what decides."""
+        y = data.select_y[: self.score_samples]
         losses = _finite(ctx.task.likelihood.losses(outputs, y))
         if self.score_by == "nll" or y.is_floating_point():
             return losses, losses
         return losses, _finite(shifted_losses(outputs, y))
 
     def init_server(self, ctx: Context) -> Params:
-        """Return the model, the one before it, the guard (the largest allowed rate and its ceiling), no evidence."""
+        """Return the model, the one before it, the guard, no evidence."""
         model, rates = super().init_server(ctx), self.rates_at_first(ctx)
         start = rates[(len(rates) - 1) // 2] if self.guard else rates[-1]
-        return self.server_state(model, model, Guard(start, rates[-1]), nothing(len(rates)))
+        return self.server_state(model, model, Guard(start, rates[-1], rates[-1]), nothing(len(rates)))
 
     def server_state(self, model: Params, before: Params, guard: Guard, evidence: Evidence) -> Params:
         """Return what the server keeps; the model before is for the guard."""
@@ -217,14 +235,17 @@ class RateSelection(Method):
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """Average the models; but if the one sent out is much worse than the one before, go back to that."""
-        change, guard = pooled_change(updates), Guard(*server["guard"].tolist())
+        change, guard, rates = pooled_change(updates), Guard(*server["guard"].tolist()), self.rates_at_first(ctx)
         used = max((update.metrics["rate"] for update in updates if "rate" in update.metrics), default=guard.largest)
-        if self.guard and change.is_setback:
-            model, guard = get(server, "before"), guard.after_setback(change, used)
+        if self.guard and guard.is_setback(change):
+            model, guard = get(server, "before"), guard.after_setback(change, used, rates[0])
         else:
             model = model_of(super().aggregate(server, updates, ctx))
-            guard = guard.after_round(change, used, self.rates_at_first(ctx)[-1])
+            guard = guard.after_round(change, used, rates[0])
         shares = aggregate.shares(updates)
+        if self.guard and ctx.round == 0:
+            steps = sum(share * update.metrics["steps"] for share, update in zip(shares, updates, strict=True))
+            guard = guard.after_first_round(self.reach / max(steps, 1.0))
         shown = [(share, unpack(update.payload["evidence"])) for share, update in zip(shares, updates, strict=True)]
         return self.server_state(model, model_of(server), guard, combine(shown))
 
@@ -312,3 +333,8 @@ class MetaBayFL(PersonalPosterior, RateSelection, PosteriorDistillation):
     def fill_in(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Take what is not given from the preset."""
         return THE_PAPER | values if values.get("preset") == "paper" else values
+
+    @property
+    def reach(self) -> float:
+        """Rate times steps of a cautious round; IVON's steps are smaller."""
+        return IVON_REACH if self.backend == "ivon" else super().reach

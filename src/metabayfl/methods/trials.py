@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from metabayfl.methods.base import Method
+from metabayfl.methods.evidence import BEYOND_NOISE
 from metabayfl.optim import Objective, descend
 from metabayfl.types import Context, Diverged, Params, TrainData
 
-BEYOND_NOISE = 2.0
-"""A difference counts from so many standard errors on."""
 FEWEST_STEPS = 5
 FEWEST_STEPS_TO_STOP = 4
 """Losers are not told from winners by fewer."""
