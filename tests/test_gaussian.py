@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.functional import softplus
 
 from metabayfl import aggregate, gaussian
-from metabayfl.gaussian import SMALLEST_SIGMA, Elbo, Prior, Rule, average, kl, rho_of, sigma_of
+from metabayfl.gaussian import SMALLEST_SIGMA, Elbo, PairedElbo, Prior, Rule, average, kl, rho_of, sigma_of
 from metabayfl.likelihood import Categorical
 from metabayfl.task import Task
 from metabayfl.types import Params, Update
@@ -180,6 +180,53 @@ class TestElbo:
         task = network(2, norm=False)
         mean, spread = Elbo(task, posterior_of(task, 0), Prior(0.0, 0.1), 0.0, generator(0), rho_rate=7.0).groups
         assert (mean.rate_factor, mean.decays, spread.rate_factor, spread.decays) == (1.0, True, 7.0, False)
+
+
+class TestPairedElbo:
+    @given(seeds, st.sampled_from([0.0, 0.1]), st.integers(2, 7))
+    @settings(deadline=None, max_examples=40)
+    def test_it_is_the_mean_of_two_samples_with_opposite_noise(self, seed: int, kl_scale: float, rows: int) -> None:
+        """Each half of the mini-batch by autograd, weighted by its rows; the KL counts once."""
+        task = network(3, norm=False)
+        posterior, prior = posterior_of(task, seed), Prior(0.0, 0.1)
+        x, y = draw(seed + 4, rows, 3), torch.tensor([0, 1, 0, 1, 1, 1, 0])[:rows]
+        elbo = PairedElbo(task, posterior, prior, kl_scale, generator(seed))
+        for _ in range(2):
+            eps = torch.empty(task.size, dtype=torch.float64).normal_(generator=elbo.noise.clone_state())
+            nll = elbo(x, y)
+        half = (rows + 1) // 2
+        parts = [
+            (part / rows, explicit_gradients(task, posterior, prior, kl_scale, sign * eps, x[cut], y[cut]))
+            for part, sign, cut in ((half, 1, slice(half)), (rows - half, -1, slice(half, None)))
+        ]
+        expected = [sum(share * found[index] for share, found in parts) for index in range(3)]
+        torch.testing.assert_close(elbo.groups[0].gradient, expected[0], **exact)
+        torch.testing.assert_close(elbo.groups[1].gradient, expected[1], **exact)
+        assert nll == pytest.approx(expected[2], rel=1e-12)
+
+    def test_one_sample_is_not_split(self) -> None:
+        task = network(3, norm=False)
+        found = []
+        for kind in (Elbo, PairedElbo):
+            kind(task, posterior_of(task, 1), Prior(0.0, 0.1), 0.1, generator(0))(draw(0, 1, 3), torch.tensor([1]))
+            found.append(task.gradient.clone())
+        assert torch.equal(*found)
+
+    def test_the_gradient_by_sigma_loses_most_of_its_noise(self) -> None:
+        """It varies with the draw; paired, the product of the gradient at mu with the noise is gone."""
+        task = network(4, norm=False)
+        x, y = draw(3, 2, 3).repeat_interleave(2, 0)[[0, 2, 1, 3]], torch.tensor([0, 1, 0, 1])
+        posterior = posterior_of(task, 1) | {"rho": torch.full((task.size,), -5.0, dtype=torch.float64)}
+
+        def spread(kind: type[Elbo]) -> float:
+            elbo = kind(task, posterior, Prior(0.0, 0.1), 0.0, generator(0))
+            found = []
+            for _ in range(200):
+                elbo(x, y)
+                found.append(elbo.groups[1].gradient.clone())
+            return torch.stack(found).std(0).mean().item()
+
+        assert spread(PairedElbo) < 0.1 * spread(Elbo)
 
 
 class TestAverage:

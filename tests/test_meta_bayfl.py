@@ -124,7 +124,7 @@ class TestGuards:
         server = method.init_server(ctx)
         server |= {"before.mu": server["mu"] - 1, "guard": torch.tensor(Guard(*guard, 1e-2), dtype=torch.float64)}
         payload = {"mu": server["mu"] + 1, "buffers": server["buffers"], "evidence": server["evidence"]}
-        known = {"incoming_score": 2.0, "change": change, "nll_change": change, "change_error": error}
+        known = {"incoming_score": 2.0, "change": change, "change_error": error}
         reports = [known, known, {"incoming_nll": 2.0}]
         return method.aggregate(server, [Update(payload, 1.0, report) for report in reports], ctx)
 
@@ -146,7 +146,7 @@ class TestGuards:
         method = mb.MetaFL(rates=(1e-3, 1e-2))
         assert self.after_round(method, [1e-3, 1e-2], -0.2)["guard"][:2].tolist() == pytest.approx([2e-3, 1e-2])
         assert self.after_round(method, [1e-3, 1e-2], -0.1)["guard"][:2].tolist() == pytest.approx([1e-3, 1e-2])
-        assert self.after_round(method, [5e-3, 5e-3], -0.2)["guard"][:2].tolist() == pytest.approx([5e-3, 5.1e-3])
+        assert self.after_round(method, [5e-3, 5e-3], -0.2)["guard"][:2].tolist() == pytest.approx([5e-3, 5.25e-3])
 
     def test_it_starts_in_the_middle(self) -> None:
         ctx = Context(make_task(mb.MetaFL(), network(), Categorical(3)))
@@ -162,8 +162,7 @@ class TestGuards:
         moved = down | {"mu": down["mu"] + 0.1}
         with keyed_globals("fit"):
             second = method.fit(moved, first.state, data, ctx)
-        nll, score = second.state["seen.losses"] - first.state["seen.losses"]
-        assert second.update.metrics["nll_change"] == pytest.approx(nll.mean().item())
+        score = second.state["seen.losses"] - first.state["seen.losses"]
         assert second.update.metrics["change"] == pytest.approx(score.mean().item())
         assert second.update.metrics["change_error"] == pytest.approx(standard_error(score))
 
@@ -196,7 +195,7 @@ def test_a_federation_learns_with_the_same_bits_for_any_number_of_workers(
     assert (tmp_path / "1/model.safetensors").read_bytes() == (tmp_path / "2/model.safetensors").read_bytes()
     assert found[0].metrics["G/G"]["accuracy"]["value"] > 0.9
     clients = [event for event in found[0].events if event["event"] == "client"]
-    assert {event["rate"] for event in clients} <= {1e-3, 1e-2, 3e-2, 1e-1}
+    assert {event["rate"] for event in clients} <= {1e-3, 3e-3, 1e-2, 3e-2, 1e-1}
     assert all(0 < event["selection_seconds"] < event["seconds"] for event in clients if event["round"] % 3 == 1)
 
 

@@ -102,7 +102,7 @@ class Elbo:
     def __call__(self, x: Tensor, y: Tensor) -> float:
         """Draw one weight sample, pass the mini-batch through it and leave the gradients of mu and rho."""
         self._draw()
-        nll = self.task.backward(x, y).item()
+        nll = self._data_gradients(x, y)
         self._rho_gradient()
         if self.kl_scale:
             pull = torch.sub(self._noisy(self.mu), self.prior.mean, out=self._scratch).mul_(self._weight)
@@ -133,14 +133,45 @@ class Elbo:
         torch.addcmul(self._noisy(self.mu), self._sigma, self._eps, out=self._noisy(weights))
         weights[len(self.rho) :].copy_(self.mu[len(self.rho) :])
 
+    def _data_gradients(self, x: Tensor, y: Tensor) -> float:
+        """Leave the gradients of the NLL by mu and by sigma; returns the NLL."""
+        nll = self.task.backward(x, y).item()
+        mean, spread = (group.gradient for group in self.groups)
+        torch.mul(self._noisy(mean), self._eps, out=spread)
+        return nll
+
     def _rho_gradient(self) -> None:
+        """Add the gradient of the KL by sigma, and go on from sigma to rho."""
         gradient = self.groups[1].gradient
-        torch.mul(self._noisy(self.groups[0].gradient), self._eps, out=gradient)
         if self.kl_scale:
             gradient.add_(torch.mul(self._sigma, self._weight, out=self._scratch), alpha=self.kl_scale)
             gradient.sub_(torch.reciprocal(self._sigma, out=self._scratch), alpha=self.kl_scale)
         sigmoid = self._exp.div_(torch.add(self._exp, 1.0, out=self._scratch))
         gradient.mul_(sigmoid)
+
+
+class PairedElbo(Elbo):
+    """The ELBO with noise of both signs: half of a mini-batch sees mu + sigma * eps, the other half mu - sigma * eps.
+
+    It has the same mean and the same number of passes. The part of the gradients that is odd in eps cancels: for mu the
+    first-order effect of the noise, for sigma the product of eps with the gradient at mu, which is noise alone.
+    """
+
+    def _data_gradients(self, x: Tensor, y: Tensor) -> float:
+        if len(x) == 1:
+            return super()._data_gradients(x, y)
+        half = (len(x) + 1) // 2
+        share = half / len(x)
+        mean, spread = (group.gradient for group in self.groups)
+        nll = share * self.task.backward(x[:half], y[:half]).item()
+        first = mean * share
+        noisy = self._noisy(self.task.weights)
+        torch.addcmul(self._noisy(self.mu), self._sigma, self._eps, value=-1, out=noisy)
+        nll += (1 - share) * self.task.backward(x[half:], y[half:]).item()
+        mean.mul_(1 - share)
+        torch.sub(self._noisy(first), self._noisy(mean), out=spread).mul_(self._eps)
+        mean.add_(first)
+        return nll
 
 
 def sample(posterior: Params, noise: torch.Generator, into: Tensor) -> None:

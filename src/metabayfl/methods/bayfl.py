@@ -23,3 +23,6 @@ class BayFL(Variational):
     rho_rate: NotNegative | Literal["auto"] = "auto"
     """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
     natural gradient at a hundredth of the rate."""
+    antithetic: bool = True
+    """Turn the sign of the weight noise for half of each mini-batch, which cancels most of what it does to gradients;
+    not where layers normalise over the mini-batch."""

@@ -4,11 +4,9 @@ from typing import NamedTuple
 
 from metabayfl.methods.evidence import BEYOND_NOISE
 
-SHRINK, GROW, FORGET = 0.5, 2.0, 1.02
-"""Factors on the largest allowed rate when the model got much worse or no better, and when it got better; and, each
-round, on the ceiling that this leaves."""
-PATIENCE = 6
-"""Rounds without a new lowest NLL or score after which the rates are too large."""
+SHRINK, GROW, FORGET = 0.5, 2.0, 1.05
+"""Factors on the largest allowed rate when the model got much worse, and when it got better; and, each round, on the
+ceiling that a setback leaves."""
 FURTHEST = 2.0
 """How much further than at the start a client may go in a round, in the end."""
 SETBACK, LOST = 0.03, 0.5
@@ -17,13 +15,12 @@ and share of what was gained since the start that is enough too: a dead network 
 
 
 class Change(NamedTuple):
-    """What has become of the averaged model on the clients' d_n in a round: its score, by which rates are chosen, the
-    standard error of that change and the score itself; and its NLL, which also sees a model become too sure."""
+    """What has become of the averaged model's score on the clients' d_n in a round, the standard error of that change,
+    and the score itself."""
 
     score: float
     error: float
     level: float
-    nll: float
 
     @property
     def is_better(self) -> bool:
@@ -32,18 +29,12 @@ class Change(NamedTuple):
 
 
 class Guard(NamedTuple):
-    """Largest allowed rate, its ceiling, and how the averaged model's NLL and score went since the start."""
+    """Largest allowed rate, its ceiling, what that may rise to; and how the score of the averaged model went so far."""
 
     largest: float
     ceiling: float
     limit: float
-    """What the ceiling rises to."""
-    nll: float = 0.0
-    lowest_nll: float = 0.0
     score: float = 0.0
-    lowest_score: float = 0.0
-    waiting: float = 0.0
-    """Rounds since one of them was lowest."""
 
     def is_setback(self, change: Change) -> bool:
         """Whether the score rose beyond noise, and by as much as matters."""
@@ -58,27 +49,12 @@ class Guard(NamedTuple):
         return self._replace(largest=min(max(self.largest, cautious), limit), ceiling=limit, limit=limit)
 
     def after_setback(self, change: Change, used: float, smallest: float) -> "Guard":
-        """Go back to the model before: the next change will undo this one."""
-        return self.moved(change).shrunk(used, smallest)
-
-    def after_round(self, change: Change, used: float, smallest: float) -> "Guard":
-        """Go on: grow while the score gets better beyond noise, shrink if there has been no new low for a while."""
-        now = self.moved(change)
-        if now.nll < self.lowest_nll or now.score < self.lowest_score:
-            lowest_nll, lowest_score = min(now.nll, self.lowest_nll), min(now.score, self.lowest_score)
-            now = now._replace(lowest_nll=lowest_nll, lowest_score=lowest_score, waiting=0.0)
-        elif now.waiting + 1 >= PATIENCE:
-            return now.shrunk(used, smallest)
-        else:
-            now = now._replace(waiting=now.waiting + 1)
-        grown = min(self.largest * (GROW if change.is_better else 1.0), self.ceiling)
-        return now._replace(largest=grown, ceiling=min(self.ceiling * FORGET, self.limit))
-
-    def moved(self, change: Change) -> "Guard":
-        """Add a change to what is known."""
-        return self._replace(nll=self.nll + change.nll, score=self.score + change.score)
-
-    def shrunk(self, used: float, smallest: float) -> "Guard":
-        """Allow at most half of what was used, but the smallest candidate always."""
+        """Allow half of what was used, but the smallest candidate always; the next change will undo this one."""
         largest = max(min(used, self.largest) * SHRINK, smallest)
-        return self._replace(largest=largest, ceiling=largest, waiting=0.0)
+        return self._replace(largest=largest, ceiling=largest, score=self.score + change.score)
+
+    def after_round(self, change: Change) -> "Guard":
+        """Go on; grow if the score got better beyond noise."""
+        grown = min(self.largest * (GROW if change.is_better else 1.0), self.ceiling)
+        ceiling = min(self.ceiling * FORGET, self.limit)
+        return self._replace(largest=grown, ceiling=ceiling, score=self.score + change.score)

@@ -54,7 +54,7 @@ class RateSelection(Method):
 
     optimiser: OptimiserName = "sgd"
     """Local optimiser, fresh in every round."""
-    rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1e-3, 1e-2, 3e-2, 1e-1)
+    rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
     """Candidates, written like `rate`, which is not used."""
     select_every: Literal["round", "epoch"] = "round"
     """Choose once per round, or anew in every local epoch from where the last one ended."""
@@ -104,13 +104,15 @@ class RateSelection(Method):
     def fit(self, down: Params, state: Params, data: TrainData, ctx: Context) -> Fit:
         """Try the rates from the received model, and go on with the best one where its trial ended."""
         received, largest = ctx.task.join(down, state), float(down["guard"][0])
+        if self.guard and ctx.round == 0:
+            largest = max(largest, self.reach / (data.steps_per_epoch() * self.epochs))
         outputs = self.outputs_on_dn(received, max(self.guard_draws, self.score_draws), data, ctx)
-        judged = torch.stack(self.losses_of(outputs, data, ctx))
+        nll, judged = self.losses_of(outputs, data, ctx)
         losses, before = self.losses_of(outputs[: self.score_draws], data, ctx)
         own = unpack(state[EVIDENCE]) if EVIDENCE in state else nothing(len(self.rates))
         seen = Seen(losses, largest, own, unpack(down["evidence"]))
         model, metrics, own = self.train_by_choice(received, before, seen, data, ctx)
-        metrics |= {"incoming_nll": judged[0].mean().item(), "incoming_score": judged[1].mean().item()}
+        metrics |= {"incoming_nll": nll.mean().item(), "incoming_score": judged.mean().item()}
         metrics |= {"scored_samples": len(losses), "allowed_rate": largest}
         fit = self.leave(model, metrics | change_of(judged, state.get(SEEN)), data, ctx)
         update = fit.update._replace(payload=fit.update.payload | {"evidence": own.pack()})
@@ -241,7 +243,7 @@ class RateSelection(Method):
             model, guard = get(server, "before"), guard.after_setback(change, used, rates[0])
         else:
             model = model_of(super().aggregate(server, updates, ctx))
-            guard = guard.after_round(change, used, rates[0])
+            guard = guard.after_round(change)
         shares = aggregate.shares(updates)
         if self.guard and ctx.round == 0:
             steps = sum(share * update.metrics["steps"] for share, update in zip(shares, updates, strict=True))
@@ -273,11 +275,11 @@ def _finite(losses: Tensor) -> Tensor:
 
 
 def change_of(seen: Tensor, before: Tensor | None) -> dict[str, float]:
-    """Return by how much NLL and score on d_n have changed since the last model that the client received."""
+    """Return by how much the scores on d_n have changed since the last model that the client received."""
     if before is None or before.shape != seen.shape:
         return {}
-    nll, score = seen - before
-    return {"nll_change": nll.mean().item(), "change": score.mean().item(), "change_error": standard_error(score)}
+    change = seen - before
+    return {"change": change.mean().item(), "change_error": standard_error(change)}
 
 
 def pooled_change(updates: Sequence[Received]) -> Change:
@@ -285,11 +287,10 @@ def pooled_change(updates: Sequence[Received]) -> Change:
     known = [(share, update.metrics) for share, update in zip(aggregate.shares(updates), updates, strict=True)]
     known = [(share, metrics) for share, metrics in known if "change" in metrics]
     total = sum(share for share, _ in known) or 1.0
-    score, nll, level = (
-        sum(share * metrics[name] for share, metrics in known) / total
-        for name in ("change", "nll_change", "incoming_score")
+    score, level = (
+        sum(share * metrics[name] for share, metrics in known) / total for name in ("change", "incoming_score")
     )
-    return Change(score, math.hypot(0.0, *(share * m["change_error"] for share, m in known)) / total, level, nll)
+    return Change(score, math.hypot(0.0, *(share * m["change_error"] for share, m in known)) / total, level)
 
 
 THE_PAPER: dict[str, Any] = {
@@ -298,6 +299,7 @@ THE_PAPER: dict[str, Any] = {
     "momentum": 0.0,
     "bayesian": "all",
     "rho_rate": 1.0,
+    "antithetic": False,
     "kl_weight": 1.0,
     "kl": "client",
     "prior": "fixed",

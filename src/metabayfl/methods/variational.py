@@ -45,6 +45,9 @@ class Variational(Method):
     rho_rate: NotNegative | Literal["auto"] = 1.0
     """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
     natural gradient at a hundredth of the rate."""
+    antithetic: bool = False
+    """Turn the sign of the weight noise for half of each mini-batch, which cancels most of what it does to gradients;
+    not where layers normalise over the mini-batch."""
     backend: Literal["bbb", "ivon"] = "bbb"
     """Gradients of the ELBO (Bayes by backprop) for `optimiser`, or natural ones (IVON; rates are near 0.1)."""
     curvature_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99999
@@ -81,7 +84,8 @@ class Variational(Method):
         scale, noise = self.kl_weight / samples, ctx.rng("noise")
         if self.backend == "ivon":
             return IvonLoss(ctx.task, model, prior, scale, noise)
-        return gaussian.Elbo(ctx.task, model, prior, scale, noise, self.rho_factor(scale))
+        kind = gaussian.PairedElbo if self.antithetic and "buffers" not in model else gaussian.Elbo
+        return kind(ctx.task, model, prior, scale, noise, self.rho_factor(scale))
 
     def rho_factor(self, kl_scale: float) -> float:
         """Return the factor on the learning rate of rho."""
