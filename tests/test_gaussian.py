@@ -14,6 +14,7 @@ from torch.nn.functional import softplus
 from metabayfl import aggregate, gaussian
 from metabayfl.gaussian import SMALLEST_SIGMA, Elbo, PairedElbo, Prior, Rule, average, kl, rho_of, sigma_of
 from metabayfl.likelihood import Categorical
+from metabayfl.optim import Pace
 from metabayfl.task import Task
 from metabayfl.types import Params, Update
 
@@ -178,8 +179,8 @@ class TestElbo:
 
     def test_rho_has_its_own_rate_and_no_decay(self) -> None:
         task = network(2, norm=False)
-        mean, spread = Elbo(task, posterior_of(task, 0), Prior(0.0, 0.1), 0.0, generator(0), rho_rate=7.0).groups
-        assert (mean.rate_factor, mean.decays, spread.rate_factor, spread.decays) == (1.0, True, 7.0, False)
+        mean, spread = Elbo(task, posterior_of(task, 0), Prior(0.0, 0.1), 0.0, generator(0), Pace(7.0)).groups
+        assert (mean.pace.at(1), mean.decays, spread.pace.at(1), spread.decays) == (1, True, 7, False)
 
 
 class TestPairedElbo:

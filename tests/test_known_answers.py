@@ -78,7 +78,7 @@ class TestConjugateRegression:
     def test_prior_alone_is_found_without_data(self) -> None:
         """Inputs of zero say nothing: the optimum is the prior itself, where the KL is zero."""
         nothing = TrainData(torch.zeros(4, 3).double(), torch.zeros(4, 1).double(), EYE[:0], EYE[:0], 4)
-        method = BayFL(prior_sigma=0.3, initial_sigma=0.1, kl_weight=1.0, optimiser="sgd", rate=0.2, epochs=400)
+        method = BayFL(prior_sigma=0.3, initial_sigma=0.1, kl_weight=1.0, rho_rate=1.0, rate=0.2, epochs=400)
         task = line(1, NOISE, bayesian="all")
         start = method.init_model(Context(task)) | {"mu": EYE[0]}
         model, metrics = method.train(start, nothing, Context(task, client=0))
@@ -141,6 +141,11 @@ class TestLimits:
         assert bayfl.keys() == fedavg.keys()
         assert all(torch.equal(bayfl[name], fedavg[name]) for name in fedavg)
 
+    def test_up_to_rounding_where_mini_batches_are_split(self) -> None:
+        fedavg, bayfl = self.both(Recurrent, "sgd", antithetic=3)
+        for name, tensor in fedavg.items():
+            torch.testing.assert_close(bayfl[name], tensor, rtol=0.0, atol=2e-6)
+
     @pytest.mark.parametrize("kind", [NormedMlp, Cnn])
     def test_up_to_rounding_where_the_order_in_the_vector_differs(self, kind: type[nn.Module]) -> None:
         """A fused step rounds differently in the last few numbers of a vector, and these are others here."""
@@ -150,14 +155,15 @@ class TestLimits:
             torch.testing.assert_close(bayfl[name], tensor, rtol=0.0, atol=2e-6)
 
     @staticmethod
-    def both(kind: type[nn.Module], optimiser: str) -> tuple[Params, Params]:
+    def both(kind: type[nn.Module], optimiser: str, antithetic: int = 0) -> tuple[Params, Params]:
         """The servers of FedAvg and BayFL after three rounds, by name."""
         options = {"optimiser": optimiser, "rate": 0.01, "epochs": 2, "weight_decay": 0.01}
         plain, noisy = (Task(meet(kind)[0], Categorical(3), bayesian=which) for which in ("none", "all"))
         fedavg = run(FedAvg(**options), plain, three_clients(kind), rounds=3)
         assert (fedavg["mu"] - plain.initial()["mu"]).abs().max() > 0.01
         rho = torch.full((noisy.bayesian_size,), -100.0)
-        bayfl = run(BayFL(**options, rule="rho", kl_weight=0.0), noisy, three_clients(kind), rounds=3, rho=rho)
+        method = BayFL(**options, rule="rho", kl_weight=0.0, antithetic=antithetic)
+        bayfl = run(method, noisy, three_clients(kind), rounds=3, rho=rho)
         assert torch.equal(bayfl.pop("rho"), rho)
         return plain.named(fedavg), noisy.named(bayfl)
 
@@ -212,8 +218,8 @@ class TestReproducibility:
 
 
 def test_steps_of_rho_follow_the_natural_gradient_where_sgd_would_stand_still() -> None:
-    assert BayFL().rho_factor(0.01 / 100) == pytest.approx(100)
-    assert BayFL().rho_factor(0.01 / 10_000) == 700
-    assert BayFL(optimiser="adam").rho_factor(0.01 / 100) == 1
-    assert BayFL(rho_rate=3.0).rho_factor(0.01 / 100) == 3
-    assert BayFL().rho_factor(0.0) == 1
+    assert BayFL().rho_pace(0.01 / 100).at(0.5) == pytest.approx(1.2)
+    assert BayFL().rho_pace(0.01 / 10_000).at(0.5) == 10
+    assert BayFL(optimiser="adam").rho_pace(0.01 / 100).at(0.5) == 0.5
+    assert BayFL(rho_rate=3.0).rho_pace(0.01 / 100).at(0.5) == 1.5
+    assert BayFL().rho_pace(0.0).at(0.5) == 0.5

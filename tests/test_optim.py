@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.methods import FedAvg
-from metabayfl.optim import Adam, Group, PointLoss, Sgd, descend, make_optimiser, rate_at
+from metabayfl.optim import Adam, Group, Pace, PointLoss, Sgd, descend, make_optimiser, rate_at
 from metabayfl.options import InputError
 from metabayfl.task import Task
 from metabayfl.types import Context, Diverged, TrainData
@@ -62,8 +62,12 @@ class TestOptimisers:
         values = [torch.ones(3) for _ in range(4)]
         gradient = torch.full((3,), 0.5)
         still = torch.zeros(3)
-        groups = [Group(values[0], gradient), Group(values[1], gradient, 0.1), Group(values[2], gradient, 0.0)]
-        kind([*groups, Group(values[3], still, 1.0, decays=False)], weight_decay=0.2).step(0.1)
+        groups = [
+            Group(values[0], gradient),
+            Group(values[1], gradient, Pace(0.1)),
+            Group(values[2], gradient, Pace(0.0)),
+        ]
+        kind([*groups, Group(values[3], still, decays=False)], weight_decay=0.2).step(0.1)
         moved = [1.0 - value[0].item() for value in values]
         assert moved[0] == pytest.approx(0.1 if kind is Adam else 0.1 * (0.5 + 0.2), rel=1e-5)
         assert moved[1] == pytest.approx(0.1 * moved[0], rel=1e-4)

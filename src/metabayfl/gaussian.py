@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from metabayfl.aggregate import weighted_sums
-from metabayfl.optim import Group
+from metabayfl.optim import SHARED, Group, Pace
 from metabayfl.task import Task
 from metabayfl.types import Params, Weighted
 
@@ -82,13 +82,13 @@ class Elbo:
         prior: Prior,
         kl_scale: float,
         noise: torch.Generator,
-        rho_rate: float = 1.0,
+        rho_pace: Pace = SHARED,
     ) -> None:
         self.task, self.kl_scale, self.noise = task, kl_scale, noise
         self.mu, self.rho = posterior["mu"].clone(), posterior["rho"].clone()
         self.groups: Sequence[Group] = [
             Group(self.mu, task.gradient[: task.size]),
-            Group(self.rho, task.gradient[task.size :], rho_rate, decays=False),
+            Group(self.rho, task.gradient[task.size :], rho_pace, decays=False),
         ]
         task.load_buffers(posterior)
         self._eps, self._exp, self._sigma, self._scratch = (torch.empty_like(self.rho) for _ in range(4))

@@ -1,6 +1,8 @@
 """BayFL (Meta-BayFL's paper, "FL with BNN"): FedAvg of Gaussian posteriors at a fixed rate. docs/methods.md 2.3."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from metabayfl.methods.base import NotNegative
 from metabayfl.methods.variational import Variational
@@ -21,8 +23,8 @@ class BayFL(Variational):
     """Layers with a posterior: all that can have one, the dense ones, or the last; auto: the dense ones, or all where
     there are none."""
     rho_rate: NotNegative | Literal["auto"] = "auto"
-    """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
-    natural gradient at a hundredth of the rate."""
-    antithetic: bool = True
-    """Turn the sign of the weight noise for half of each mini-batch, which cancels most of what it does to gradients;
-    not where layers normalise over the mini-batch."""
+    """Factor on the learning rate of rho. auto: 1 for adam; with sgd, whose steps are as small as the gradient, rho
+    follows its natural gradient in steps that do not depend on the rate."""
+    antithetic: Annotated[int, Field(ge=0)] = 10
+    """First rounds in which half of each mini-batch sees the weight noise with its sign turned, which cancels most of
+    what it does to gradients; not where layers normalise over the mini-batch."""

@@ -299,7 +299,7 @@ THE_PAPER: dict[str, Any] = {
     "momentum": 0.0,
     "bayesian": "all",
     "rho_rate": 1.0,
-    "antithetic": False,
+    "antithetic": 0,
     "kl_weight": 1.0,
     "kl": "client",
     "prior": "fixed",

@@ -10,12 +10,12 @@ from metabayfl import gaussian
 from metabayfl.inspection import Bayesian
 from metabayfl.ivon import Ivon, IvonLoss
 from metabayfl.methods.base import Method, NotNegative, Positive
-from metabayfl.optim import Objective, Optimiser
+from metabayfl.optim import Objective, Optimiser, Pace
 from metabayfl.types import Context, Params, Received, TrainData
 
-NATURAL = 0.01
-"""Share of the learning rate with which rho follows its natural gradient: the gradient over the curvature of the KL."""
-LARGEST_FACTOR = 700.0
+NATURAL = 1.2e-4
+"""Step of rho along its natural gradient, which is the gradient over the curvature of the KL."""
+LARGEST_STEP = 10.0
 """With many samples the KL is small, and its natural gradient would be the noise of the mini-batches alone."""
 
 
@@ -43,11 +43,11 @@ class Variational(Method):
     rule: gaussian.Rule = "var"
     """How the server averages spreads: rho, sigma, var, mixture, sum or product."""
     rho_rate: NotNegative | Literal["auto"] = 1.0
-    """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
-    natural gradient at a hundredth of the rate."""
-    antithetic: bool = False
-    """Turn the sign of the weight noise for half of each mini-batch, which cancels most of what it does to gradients;
-    not where layers normalise over the mini-batch."""
+    """Factor on the learning rate of rho. auto: 1 for adam; with sgd, whose steps are as small as the gradient, rho
+    follows its natural gradient in steps that do not depend on the rate."""
+    antithetic: Annotated[int, Field(ge=0)] = 0
+    """First rounds in which half of each mini-batch sees the weight noise with its sign turned, which cancels most of
+    what it does to gradients; not where layers normalise over the mini-batch."""
     backend: Literal["bbb", "ivon"] = "bbb"
     """Gradients of the ELBO (Bayes by backprop) for `optimiser`, or natural ones (IVON; rates are near 0.1)."""
     curvature_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99999
@@ -84,14 +84,16 @@ class Variational(Method):
         scale, noise = self.kl_weight / samples, ctx.rng("noise")
         if self.backend == "ivon":
             return IvonLoss(ctx.task, model, prior, scale, noise)
-        kind = gaussian.PairedElbo if self.antithetic and "buffers" not in model else gaussian.Elbo
-        return kind(ctx.task, model, prior, scale, noise, self.rho_factor(scale))
+        kind = gaussian.PairedElbo if ctx.round < self.antithetic and "buffers" not in model else gaussian.Elbo
+        return kind(ctx.task, model, prior, scale, noise, self.rho_pace(scale))
 
-    def rho_factor(self, kl_scale: float) -> float:
-        """Return the factor on the learning rate of rho."""
+    def rho_pace(self, kl_scale: float) -> Pace:
+        """Return the learning rate of rho."""
         if self.rho_rate != "auto":
-            return self.rho_rate
-        return min(NATURAL / kl_scale, LARGEST_FACTOR) if self.optimiser == "sgd" and kl_scale else 1.0
+            return Pace(self.rho_rate)
+        if self.optimiser != "sgd" or not kl_scale:
+            return Pace()
+        return Pace(own=min(NATURAL / kl_scale, LARGEST_STEP))
 
     def make_optimiser(self, objective: Objective) -> Optimiser:
         """Return a fresh optimiser of an objective; IVON brings its own."""
