@@ -24,7 +24,7 @@ MINUTES = 60.0
 OVER_LOOPBACK = [name for name in ("fedavg", "meta-bayfl", "ditto", "fedbe", "fedmask") if name in METHODS]
 MODES = {"plain": OVER_LOOPBACK[0::3], "tls": OVER_LOOPBACK[1::3], "keys": OVER_LOOPBACK[2::3] or ["fedavg"]}
 CONFIG = """
-rounds = 3
+rounds = {rounds}
 [method]
 name = "{method}"
 epochs = 1
@@ -38,6 +38,7 @@ hidden = [8]
 every = 3
 samples = 2
 """
+"""Of the second method in a mode two rounds are enough: the third has nothing new."""
 
 
 def wait_for(what: Callable[[], object], seconds: float = 5 * MINUTES) -> None:
@@ -121,9 +122,9 @@ def test_same_bits_over_loopback(mode: str, tmp_path: Path) -> None:
     try:
         assert command(["flower", "status", *place]) == 0
         assert command(["flower", "logs", "node1", *place]) == 0
-        for method in MODES[mode]:
+        for rounds, method in zip((3, 2), MODES[mode], strict=False):
             text = tmp_path / f"{method}.toml"
-            text.write_text(CONFIG.format(method=method))
+            text.write_text(CONFIG.format(method=method, rounds=rounds))
             assert command(["flower", "run", str(text), "--out", str(tmp_path / method), *place]) == 0
             assert command(["run", str(text), "--workers", "1", "--out", str(tmp_path / f"{method}-local")]) == 0
             models = [tmp_path / name / "model.safetensors" for name in (method, f"{method}-local")]

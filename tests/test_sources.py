@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from layouts import (
     CIFAR10_FILES,
@@ -338,3 +340,15 @@ class TestRealData:
         found = source(home, "cifar100")
         assert np.bincount(found.test_y).tolist() == [100] * 100
         assert found.class_names[0] == "apple"
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_digits_are_those_of_scikit_learn(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from the file in its package, or through its function where the file is not where it was."""
+    if not found:
+        monkeypatch.setattr(sys.modules["metabayfl.data.sources.digits"], "find_spec", lambda name: None)
+    source = load(DataOptions(name="digits"))
+    x, y = np.concatenate([source.x, source.test_x]), np.concatenate([source.y, source.test_y])
+    pixels, labels = load_digits(return_X_y=True)
+    ours = sorted((*image, label) for image, label in zip((16 * x.reshape(-1, 64)).tolist(), y.tolist(), strict=True))
+    assert ours == sorted((*image, label) for image, label in zip(pixels.tolist(), labels.tolist(), strict=True))
