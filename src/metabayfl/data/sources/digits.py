@@ -23,7 +23,7 @@ def digits(options: DataOptions, folder: Path | None) -> Source:
 
 
 def _table() -> np.ndarray:
-    """Pixels and label of each image, from scikit-learn's file: importing its datasets takes longer than a short run."""
+    """Pixels and label of each image, from scikit-learn's file: importing its datasets takes longer than short runs."""
     package = find_spec("sklearn")
     for place in (package.submodule_search_locations or []) if package else []:
         if (path := Path(place, "datasets", "data", "digits.csv.gz")).exists():
