@@ -134,8 +134,9 @@ def _selection_warnings(event: Event, candidates: Sequence[float]) -> list[str]:
     allowed = event.get("allowed_rate")
     if allowed is not None and candidates and candidates[-1] > allowed * (1 + 1e-9):
         found.append(
-            f"the rate guard allows nothing above {allowed:.3g} in this round: it starts at the middle candidate, "
-            "rises while the averaged model gets better on d_n, and falls when it got much worse"
+            f"the rate guard allows nothing above {allowed:.3g} in this round: it starts where a round of so many "
+            "steps is cautious, at most doubles while the averaged model gets better on d_n, and falls when that got "
+            "much worse"
         )
     if event.get("scored_samples", FEW_SAMPLES) < FEW_SAMPLES:
         found.append(

@@ -77,7 +77,8 @@ class RateSelection(Method):
     no harm to speak of: trials are short, and what pays in the long run does not show in them."""
     guard: bool = True
     """Take an averaged model back that is much worse on the clients' d_n than the one before, and lower the largest
-    allowed rate; it starts in the middle of the candidates and grows while models get better."""
+    allowed rate; that starts in the middle of the candidates, or higher where rounds have few steps, and may double
+    while models get better."""
     keep_better: bool = True
     """Send the received model instead of a trained one that is worse on d_n beyond noise."""
     score_by: Literal["nll", "shifted"] = "shifted"
@@ -106,7 +107,8 @@ class RateSelection(Method):
         received, largest = ctx.task.join(down, state), float(down["guard"][0])
         if self.guard and ctx.round == 0:
             largest = max(largest, self.reach / (data.steps_per_epoch() * self.epochs))
-        outputs = self.outputs_on_dn(received, max(self.guard_draws, self.score_draws), data, ctx)
+        draws = max(self.guard_draws, self.score_draws) if self.guard else self.score_draws
+        outputs = self.outputs_on_dn(received, draws, data, ctx)
         nll, judged = self.losses_of(outputs, data, ctx)
         losses, before = self.losses_of(outputs[: self.score_draws], data, ctx)
         own = unpack(state[EVIDENCE]) if EVIDENCE in state else nothing(len(self.rates))
