@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from metabayfl import compare, comparison, fingerprint
-from metabayfl.config import CompareConfig, RunConfig
+from metabayfl.config import CompareConfig, RunConfig, read_comparison
 from metabayfl.options import InputError
 from metabayfl.statistics import paired_difference, spread
 
@@ -62,6 +62,13 @@ class TestGrid:
             compare.make_grid(leaking, ["meta-fl"], [0], tmp_path)
         assert len(compare.make_grid(leaking, ["meta-fl"], [0], tmp_path, allow_leak=True)) == 1
         assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("name", ["ablations", "bench_small", "demo", "digits", "selection"])
+    def test_configs_of_the_repository_are_in_order(self, name: str, tmp_path: Path) -> None:
+        """Every label has a method, every field is known, and no two rows are the same run."""
+        found = read_comparison(Path(__file__).parents[1] / "configs" / f"{name}.toml")
+        cells = compare.make_grid(found, [], [0], tmp_path)
+        assert len({fingerprint.config_hash(cell.config) for cell in cells}) == len(found.methods) > 3
 
     def test_a_run_is_not_repeated_unless_its_config_changed(self, tmp_path: Path) -> None:
         cells = compare.make_grid(config(), ["fedavg"], [0, 1], tmp_path)
