@@ -63,7 +63,7 @@ class TestGrid:
         assert len(compare.make_grid(leaking, ["meta-fl"], [0], tmp_path, allow_leak=True)) == 1
         assert not list(tmp_path.iterdir())
 
-    @pytest.mark.parametrize("name", ["ablations", "bench_small", "demo", "digits", "selection"])
+    @pytest.mark.parametrize("name", ["ablations", "bench_small", "demo", "selection"])
     def test_configs_of_the_repository_are_in_order(self, name: str, tmp_path: Path) -> None:
         """Every label has a method, every field is known, and no two rows are the same run."""
         found = read_comparison(Path(__file__).parents[1] / "configs" / f"{name}.toml")
