@@ -14,7 +14,6 @@ from torch.nn.functional import softplus
 from metabayfl import aggregate, gaussian
 from metabayfl.gaussian import SMALLEST_SIGMA, Elbo, PairedElbo, Prior, Rule, average, kl, rho_of, sigma_of
 from metabayfl.likelihood import Categorical
-from metabayfl.optim import Pace
 from metabayfl.task import Task
 from metabayfl.types import Params, Update
 
@@ -177,10 +176,18 @@ class TestElbo:
         assert elbo.groups[0].gradient.isfinite().all()
         assert torch.equal(task.weights, posterior["mu"])
 
+    def test_sigma_stays_below_a_bound(self) -> None:
+        task = network(2, norm=False)
+        elbo = Elbo(task, posterior_of(task, 0), Prior(0.0, 0.1), 0.1, generator(0), largest_sigma=0.3)
+        elbo.rho.fill_(50.0)
+        assert elbo.model()["rho"].max().item() == pytest.approx(rho_of(torch.tensor(0.3)).item())
+        assert elbo(draw(0, 4, 3), torch.tensor([0, 1, 0, 1])) < 100
+        assert sigma_of(elbo.rho).max().item() == pytest.approx(0.3)
+
     def test_rho_has_its_own_rate_and_no_decay(self) -> None:
         task = network(2, norm=False)
-        mean, spread = Elbo(task, posterior_of(task, 0), Prior(0.0, 0.1), 0.0, generator(0), Pace(7.0)).groups
-        assert (mean.pace.at(1), mean.decays, spread.pace.at(1), spread.decays) == (1, True, 7, False)
+        mean, spread = Elbo(task, posterior_of(task, 0), Prior(0.0, 0.1), 0.0, generator(0), rho_rate=7.0).groups
+        assert (mean.rate_factor, mean.decays, spread.rate_factor, spread.decays) == (1.0, True, 7.0, False)
 
 
 class TestPairedElbo:

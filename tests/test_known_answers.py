@@ -218,8 +218,8 @@ class TestReproducibility:
 
 
 def test_steps_of_rho_follow_the_natural_gradient_where_sgd_would_stand_still() -> None:
-    assert BayFL().rho_pace(0.01 / 100).at(0.5) == pytest.approx(1.2)
-    assert BayFL().rho_pace(0.01 / 10_000).at(0.5) == 10
-    assert BayFL(optimiser="adam").rho_pace(0.01 / 100).at(0.5) == 0.5
-    assert BayFL(rho_rate=3.0).rho_pace(0.01 / 100).at(0.5) == 1.5
-    assert BayFL().rho_pace(0.0).at(0.5) == 0.5
+    assert BayFL().rho_factor(0.01 / 100) == pytest.approx(120)
+    assert BayFL().rho_factor(0.01 / 10_000) == 1000
+    assert BayFL(optimiser="adam").rho_factor(0.01 / 100) == 1
+    assert BayFL(rho_rate=3.0).rho_factor(0.01 / 100) == 3
+    assert BayFL().rho_factor(0.0) == 1

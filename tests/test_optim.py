@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.methods import FedAvg
-from metabayfl.optim import Adam, Group, Pace, PointLoss, Sgd, descend, make_optimiser, rate_at
+from metabayfl.optim import Adam, Group, PointLoss, Sgd, descend, make_optimiser, rate_at
 from metabayfl.options import InputError
 from metabayfl.task import Task
 from metabayfl.types import Context, Diverged, TrainData
@@ -64,8 +64,8 @@ class TestOptimisers:
         still = torch.zeros(3)
         groups = [
             Group(values[0], gradient),
-            Group(values[1], gradient, Pace(0.1)),
-            Group(values[2], gradient, Pace(0.0)),
+            Group(values[1], gradient, 0.1),
+            Group(values[2], gradient, 0.0),
         ]
         kind([*groups, Group(values[3], still, decays=False)], weight_decay=0.2).step(0.1)
         moved = [1.0 - value[0].item() for value in values]

@@ -1,5 +1,6 @@
 """The mean-field Gaussian posterior: spread, KL, closed-form ELBO gradients, averaging rules (docs/methods.md 1)."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from metabayfl.aggregate import weighted_sums
-from metabayfl.optim import SHARED, Group, Pace
+from metabayfl.optim import Group
 from metabayfl.task import Task
 from metabayfl.types import Params, Weighted
 
@@ -82,15 +83,17 @@ class Elbo:
         prior: Prior,
         kl_scale: float,
         noise: torch.Generator,
-        rho_pace: Pace = SHARED,
+        rho_rate: float = 1.0,
+        largest_sigma: float = math.inf,
     ) -> None:
         self.task, self.kl_scale, self.noise = task, kl_scale, noise
         self.mu, self.rho = posterior["mu"].clone(), posterior["rho"].clone()
         self.groups: Sequence[Group] = [
             Group(self.mu, task.gradient[: task.size]),
-            Group(self.rho, task.gradient[task.size :], rho_pace, decays=False),
+            Group(self.rho, task.gradient[task.size :], rho_rate, decays=False),
         ]
         task.load_buffers(posterior)
+        self._largest_rho = rho_of(torch.tensor(largest_sigma)).item()
         self._eps, self._exp, self._sigma, self._scratch = (torch.empty_like(self.rho) for _ in range(4))
         self.set_prior(prior)
 
@@ -111,7 +114,7 @@ class Elbo:
 
     def model(self) -> Params:
         """Copy out the posterior as it is now."""
-        return self.task.with_buffers({"mu": self.mu.clone(), "rho": self.rho.clone()})
+        return self.task.with_buffers({"mu": self.mu.clone(), "rho": self.rho.clamp(max=self._largest_rho)})
 
     def metrics(self) -> dict[str, float]:
         """Return the KL and its factor in the loss, and how far the weights are spread."""
@@ -127,6 +130,7 @@ class Elbo:
     def _draw(self) -> None:
         """theta = mu + sigma * eps in the task's weights; one flat draw per step."""
         self._eps.normal_(generator=self.noise)
+        self.rho.clamp_(max=self._largest_rho)
         torch.exp(self.rho, out=self._exp)
         torch.log1p(self._exp, out=self._sigma)
         weights = self.task.weights

@@ -47,27 +47,12 @@ def _check_rate(rate: float | str) -> float | str:
 Rate = Annotated[float | str, AfterValidator(_check_rate)]
 
 
-class Pace(NamedTuple):
-    """Learning rate of a group: a factor on everybody's, or one of its own."""
-
-    factor: float = 1.0
-    own: float | None = None
-
-    def at(self, rate: float) -> float:
-        """Return the group's rate where everybody's is this."""
-        return rate * self.factor if self.own is None else self.own
-
-
-SHARED = Pace()
-"""The rate that everybody has."""
-
-
 class Group(NamedTuple):
-    """A flat vector to optimise, its gradient, its learning rate, and whether weight decay applies."""
+    """A flat vector to optimise, its gradient, a factor on the learning rate, and whether weight decay applies."""
 
     values: Tensor
     gradient: Tensor
-    pace: Pace = SHARED
+    rate_factor: float = 1.0
     decays: bool = True
 
 
@@ -145,7 +130,7 @@ class Adam:
         for group, first, second, count in zip(self.groups, self.first, self.second, self.steps, strict=True):
             adam(
                 [group.values], [group.gradient], [first], [second], [], [count],
-                fused=True, amsgrad=False, beta1=0.9, beta2=0.999, lr=group.pace.at(rate),
+                fused=True, amsgrad=False, beta1=0.9, beta2=0.999, lr=rate * group.rate_factor,
                 weight_decay=self.weight_decay * group.decays, eps=1e-8, maximize=False,
             )  # fmt: skip
 
@@ -165,7 +150,7 @@ class Sgd:
             sgd(
                 [group.values], [group.gradient], [velocity],
                 fused=True, weight_decay=self.weight_decay * group.decays, momentum=self.momentum,
-                lr=group.pace.at(rate), dampening=0.0, nesterov=False, maximize=False,
+                lr=rate * group.rate_factor, dampening=0.0, nesterov=False, maximize=False,
             )  # fmt: skip
 
 

@@ -23,8 +23,8 @@ class BayFL(Variational):
     """Layers with a posterior: all that can have one, the dense ones, or the last; auto: the dense ones, or all where
     there are none."""
     rho_rate: NotNegative | Literal["auto"] = "auto"
-    """Factor on the learning rate of rho. auto: 1 for adam; with sgd, whose steps are as small as the gradient, rho
-    follows its natural gradient in steps that do not depend on the rate."""
+    """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
+    natural gradient at about a hundredth of the rate, and sigma stays below that of a fixed prior."""
     antithetic: Annotated[int, Field(ge=0)] = 10
     """First rounds in which half of each mini-batch sees the weight noise with its sign turned, which cancels most of
     what it does to gradients; not where layers normalise over the mini-batch."""

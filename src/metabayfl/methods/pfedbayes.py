@@ -49,7 +49,7 @@ class PFedBayes(Variational):
         follower = Follower(ctx.task.join(down, state))
         scale, rate = self.kl_weight / len(data), rate_at(self.rate, ctx.round, ctx.rounds)
         own = get(state, "own") or self.init_model(ctx)
-        elbo = Elbo(ctx.task, own, follower.prior(), scale, ctx.rng("noise"), self.rho_pace(scale))
+        elbo = Elbo(ctx.task, own, follower.prior(), scale, ctx.rng("noise"), self.rho_factor(scale))
         optimiser, mover = (
             make_optimiser(self.optimiser, groups, self.weight_decay, self.momentum)
             for groups in (elbo.groups, follower.groups)

@@ -75,7 +75,7 @@ class PFedBL(Variational):
         prior = self.personal_prior(ctx.task.join(down, state), down, data, ctx)
         weight = float(state["kl_weight"][0]) if "kl_weight" in state else self.kl_weight
         scale = weight / len(data)
-        elbo = Elbo(ctx.task, prior, as_prior(prior), scale, ctx.rng("noise"), self.rho_pace(scale))
+        elbo = Elbo(ctx.task, prior, as_prior(prior), scale, ctx.rng("noise"), self.rho_factor(scale))
         model, metrics = self.minimise(elbo, data, ctx)
         fit = self.leave(model, metrics | {"kl_weight": weight}, data, ctx)
         following = torch.tensor([self.next_weight(metrics["nll"], metrics["kl"], len(data))], dtype=torch.float64)
@@ -96,7 +96,7 @@ class PFedBL(Variational):
         last = {name: received[name][rows] for name in ("mu", "rho")}
         bare = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, dtype=mean.dtype)
         task, scale = Task(bare, ctx.task.likelihood, bayesian="all"), self.kl_weight / self.drawn_features
-        elbo = Elbo(task, last, as_prior(last), scale, ctx.rng("feature noise"), self.rho_pace(scale))
+        elbo = Elbo(task, last, as_prior(last), scale, ctx.rng("feature noise"), self.rho_factor(scale))
         drawn = self.draw(mean, variance, data, ctx.rng("features"))
         batches = drawn.batches(self.prior_epochs, ctx.rng("feature batches"))
         descend(elbo, self.make_optimiser(elbo), batches, rate_at(self.rate, ctx.round, ctx.rounds))

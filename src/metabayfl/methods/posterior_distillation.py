@@ -43,7 +43,7 @@ class PosteriorDistillation(PoolDistillation, BayFL):
         x = unlabelled(self.name, ctx)
         answer = sharpen(mean_probabilities(self.predictions(mean, updates, x, ctx)), self.temperature)
         noise, scale = ctx.rng("distil noise"), self.kl_weight / len(x)
-        return self.distil(Elbo(ctx.task, mean, as_prior(mean), scale, noise, self.rho_pace(scale)), x, answer, ctx)
+        return self.distil(Elbo(ctx.task, mean, as_prior(mean), scale, noise, self.rho_factor(scale)), x, answer, ctx)
 
     def predictions(self, mean: Params, updates: Sequence[Received], x: Tensor, ctx: Context) -> Iterator[Tensor]:
         """Return the outputs of weight samples of the average and of each client's posterior."""

@@ -104,7 +104,7 @@ class PVI(Variational):
         mean, sigma = cavity["shift"] / cavity["precision"], cavity["precision"].rsqrt()
         prior = Prior(mean.to(dtype), sigma.to(dtype))
         scale = self.kl_weight / len(data)
-        elbo = Elbo(ctx.task, start, prior, scale, ctx.rng("noise"), self.rho_pace(scale))
+        elbo = Elbo(ctx.task, start, prior, scale, ctx.rng("noise"), self.rho_factor(scale))
         metrics = self.descend(elbo, data, ctx)
         return elbo.model(), metrics | elbo.metrics()
 

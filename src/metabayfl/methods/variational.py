@@ -1,5 +1,6 @@
 """What methods with a Gaussian posterior share: the ELBO, averaging of posteriors, prediction. docs/methods.md 1."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -10,12 +11,12 @@ from metabayfl import gaussian
 from metabayfl.inspection import Bayesian
 from metabayfl.ivon import Ivon, IvonLoss
 from metabayfl.methods.base import Method, NotNegative, Positive
-from metabayfl.optim import Objective, Optimiser, Pace
+from metabayfl.optim import Objective, Optimiser
 from metabayfl.types import Context, Params, Received, TrainData
 
-NATURAL = 1.2e-4
-"""Step of rho along its natural gradient, which is the gradient over the curvature of the KL."""
-LARGEST_STEP = 10.0
+NATURAL = 0.012
+"""Share of the learning rate with which rho follows its natural gradient: the gradient over the curvature of the KL."""
+LARGEST_FACTOR = 1000.0
 """With many samples the KL is small, and its natural gradient would be the noise of the mini-batches alone."""
 
 
@@ -43,8 +44,8 @@ class Variational(Method):
     rule: gaussian.Rule = "var"
     """How the server averages spreads: rho, sigma, var, mixture, sum or product."""
     rho_rate: NotNegative | Literal["auto"] = 1.0
-    """Factor on the learning rate of rho. auto: 1 for adam; with sgd, whose steps are as small as the gradient, rho
-    follows its natural gradient in steps that do not depend on the rate."""
+    """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
+    natural gradient at about a hundredth of the rate, and sigma stays below that of a fixed prior."""
     antithetic: Annotated[int, Field(ge=0)] = 0
     """First rounds in which half of each mini-batch sees the weight noise with its sign turned, which cancels most of
     what it does to gradients; not where layers normalise over the mini-batch."""
@@ -85,15 +86,15 @@ class Variational(Method):
         if self.backend == "ivon":
             return IvonLoss(ctx.task, model, prior, scale, noise)
         kind = gaussian.PairedElbo if ctx.round < self.antithetic and "buffers" not in model else gaussian.Elbo
-        return kind(ctx.task, model, prior, scale, noise, self.rho_pace(scale))
+        bounded = self.rho_rate == "auto" and self.prior == "fixed"
+        largest = max(self.prior_sigma, self.initial_sigma) if bounded else math.inf
+        return kind(ctx.task, model, prior, scale, noise, self.rho_factor(scale), largest)
 
-    def rho_pace(self, kl_scale: float) -> Pace:
-        """Return the learning rate of rho."""
+    def rho_factor(self, kl_scale: float) -> float:
+        """Return the factor on the learning rate of rho."""
         if self.rho_rate != "auto":
-            return Pace(self.rho_rate)
-        if self.optimiser != "sgd" or not kl_scale:
-            return Pace()
-        return Pace(own=min(NATURAL / kl_scale, LARGEST_STEP))
+            return self.rho_rate
+        return min(NATURAL / kl_scale, LARGEST_FACTOR) if self.optimiser == "sgd" and kl_scale else 1.0
 
     def make_optimiser(self, objective: Objective) -> Optimiser:
         """Return a fresh optimiser of an objective; IVON brings its own."""
