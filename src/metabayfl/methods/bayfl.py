@@ -24,7 +24,7 @@ class BayFL(Variational):
     there are none."""
     rho_rate: NotNegative | Literal["auto"] = "auto"
     """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
-    natural gradient at about a hundredth of the rate, and sigma stays below that of a fixed prior."""
+    natural gradient at about a hundredth of the rate, and sigma stays below three times that of a fixed prior."""
     antithetic: Annotated[int, Field(ge=0)] = 10
     """First rounds in which half of each mini-batch sees the weight noise with its sign turned, which cancels most of
     what it does to gradients; not where layers normalise over the mini-batch."""

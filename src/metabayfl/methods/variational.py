@@ -20,6 +20,10 @@ LARGEST_FACTOR = 1000.0
 """With many samples the KL is small, and its natural gradient would be the noise of the mini-batches alone."""
 
 
+WIDEST = 3.0
+"""Sigma of the prior that a posterior's may reach: beyond it mini-batch noise drives single sigmas off."""
+
+
 class Variational(Method):
     """Clients maximise the ELBO of a Bayesian network, the server averages the posteriors."""
 
@@ -45,7 +49,7 @@ class Variational(Method):
     """How the server averages spreads: rho, sigma, var, mixture, sum or product."""
     rho_rate: NotNegative | Literal["auto"] = 1.0
     """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
-    natural gradient at about a hundredth of the rate, and sigma stays below that of a fixed prior."""
+    natural gradient at about a hundredth of the rate, and sigma stays below three times that of a fixed prior."""
     antithetic: Annotated[int, Field(ge=0)] = 0
     """First rounds in which half of each mini-batch sees the weight noise with its sign turned, which cancels most of
     what it does to gradients; not where layers normalise over the mini-batch."""
@@ -87,7 +91,7 @@ class Variational(Method):
             return IvonLoss(ctx.task, model, prior, scale, noise)
         kind = gaussian.PairedElbo if ctx.round < self.antithetic and "buffers" not in model else gaussian.Elbo
         bounded = self.rho_rate == "auto" and self.prior == "fixed"
-        largest = max(self.prior_sigma, self.initial_sigma) if bounded else math.inf
+        largest = max(WIDEST * self.prior_sigma, self.initial_sigma) if bounded else math.inf
         return kind(ctx.task, model, prior, scale, noise, self.rho_factor(scale), largest)
 
     def rho_factor(self, kl_scale: float) -> float:
