@@ -18,10 +18,8 @@ NATURAL = 0.012
 """Share of the learning rate with which rho follows its natural gradient: the gradient over the curvature of the KL."""
 LARGEST_FACTOR = 1000.0
 """With many samples the KL is small, and its natural gradient would be the noise of the mini-batches alone."""
-
-
 WIDEST = 3.0
-"""Sigma of the prior that a posterior's may reach: beyond it mini-batch noise drives single sigmas off."""
+"""Times the prior's sigma that a posterior's may reach: beyond it mini-batch noise drives single sigmas off."""
 
 
 class Variational(Method):
