@@ -79,11 +79,22 @@ class TestSpread:
         mean = torch.tensor([1.0, -2.0])
         posterior = {"mu": torch.cat([mean.repeat(count), torch.tensor([7.0])]), "rho": rho_of(sigma).repeat(count)}
         into = torch.empty(2 * count + 1)
-        gaussian.sample(posterior, generator(0), into)
+        next(gaussian.samples(posterior, 1, generator(0), into))
         draws = into[:-1].view(count, 2)
         assert ((draws.mean(0) - mean) / sigma * math.sqrt(count)).abs().max() < 4.0  # standard errors
         torch.testing.assert_close(draws.std(0), sigma, rtol=0.02, atol=0.0)
         assert into[-1] == 7.0
+
+    @given(seeds, st.integers(1, 7))
+    @settings(deadline=None, max_examples=20)
+    def test_samples_come_in_pairs_of_mirror_images(self, seed: int, count: int) -> None:
+        posterior, into = {"mu": draw(seed, 5), "rho": draw(seed + 1, 3)}, torch.empty(5)
+        drawn = [into - posterior["mu"] for _ in gaussian.samples(posterior, count, generator(seed), into)]
+        assert len(drawn) == count
+        for first, second in zip(drawn[0::2], drawn[1::2], strict=False):
+            torch.testing.assert_close(first, -second, rtol=1e-5, atol=1e-6)
+        assert len({tuple(one[:3].tolist()) for one in drawn[0::2]}) == (count + 1) // 2
+        assert all(one[3:].abs().max() < 1e-6 for one in drawn)
 
 
 class TestKl:

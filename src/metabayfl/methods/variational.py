@@ -118,8 +118,6 @@ class Variational(Method):
 
     def draws(self, model: Params, samples: int, ctx: Context) -> Iterator[None]:
         """Put one weight sample after the other into the task."""
-        noise = ctx.rng("predict")
-        for _ in range(samples):
+        for _ in gaussian.samples(model, samples, ctx.rng("predict"), ctx.task.weights):
             ctx.task.load_buffers(model)
-            gaussian.sample(model, noise, ctx.task.weights)
             yield
