@@ -13,12 +13,12 @@ from metabayfl.options import InputError
 
 ABOUT: dict[str, Any] = {
     "method": {"name": "meta-bayfl", "choice": "one-se", "rates": [1e-3, 1e-2, 1e-1, 1.0],
-               "prior": "fixed", "prior_sigma": 0.1, "initial_sigma": 0.02},
+               "prior": "fixed", "initial_sigma": 0.02},
     "rounds": 5,
 }  # fmt: skip
 EVENT: dict[str, Any] = {
     "event": "client", "round": 2, "client": 3, "fault": "", "rate": 0.01, "nll": 0.3, "kl": 50.0, "kl_scale": 0.002,
-    "noisy_weights": 100, "sigma": 0.05, "incoming_nll": 0.9, "scored_samples": 64,
+    "noisy_weights": 100, "sigma": 0.05, "prior_sigma": 0.1, "incoming_nll": 0.9, "scored_samples": 64,
     "allowed_rate": 0.5, "trained_nll": 0.4,
     "trial_nll.0.001": 0.70, "trial_error.0.001": 0.0, "trial_nll.0.01": 0.72, "trial_error.0.01": 0.05,
     "trial_nll.0.1": 0.95, "trial_error.0.1": 0.1,

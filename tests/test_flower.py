@@ -165,7 +165,9 @@ class TestPayload:
                 {n: (t.shape, t.dtype) for n, t in server.server.items()},
             )
             assert set(meta) == {"client", "round", "weight", "metrics", "cost", "fitted", "scores", "failures"}
-            assert set(meta["metrics"]) <= {"nll", "kl", "kl_scale", "noisy_weights", "sigma", "rate", "steps"}
+            assert set(meta["metrics"]) <= {
+                *("nll", "kl", "kl_scale", "noisy_weights", "sigma", "prior_sigma", "rate", "steps")
+            }
             assert set(meta["cost"]) <= COSTS
         assert len(grid.log) == 3 + 4 * 3, "one message for each client to begin, for each round, and at the end"
 

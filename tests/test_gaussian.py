@@ -129,13 +129,15 @@ def _tensors(prior: Prior) -> tuple[Tensor, Tensor]:
 def explicit_gradients(
     task: Task, posterior: Params, prior: Prior, kl_scale: float, eps: Tensor, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor, float]:
-    """Autograd of NLL(mu + softplus(rho) eps) + c KL, and the NLL."""
+    """Autograd of NLL(mu + softplus(rho) eps) + c (KL - log p(what has no spread)), and the NLL."""
     mu, rho = (posterior[name].clone().requires_grad_() for name in ("mu", "rho"))
     size = len(rho)
     theta = torch.cat([mu[:size] + softplus(rho) * eps, mu[size:]])
     weights = {slot.name: slot.view(theta) for slot in task.layout.slots}
     nll = task.likelihood.nll(functional_call(task.module, weights, (x,)), y)
     divergence = kl_divergence(Normal(mu[:size], softplus(rho)), Normal(*_tensors(prior))).sum()
+    if prior.rest is not None:
+        divergence = divergence - Normal(torch.zeros_like(prior.rest), prior.rest).log_prob(mu[size:]).sum()
     gradients = torch.autograd.grad(nll + kl_scale * divergence, (mu, rho))
     return *gradients, nll.item()
 
@@ -150,7 +152,9 @@ class TestElbo:
         assert (task.bayesian_size < task.size) == norm
         posterior = posterior_of(task, seed)
         size = task.bayesian_size
-        prior = Prior(draw(seed + 2, size), draw(seed + 3, size).exp()) if vector_prior else Prior(0.0, 0.1)
+        prior = Prior(0.0, 0.1)
+        if vector_prior:
+            prior = Prior(draw(seed + 2, size), draw(seed + 3, size).exp(), draw(seed + 5, task.size - size).exp())
         x, y = draw(seed + 4, 6, 3), torch.tensor([0, 1, 0, 1, 1, 1])
 
         elbo = Elbo(task, posterior, prior, kl_scale, generator(seed))

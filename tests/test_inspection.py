@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
-from metabayfl.inspection import check, find_problems
+from metabayfl.inspection import check, find_problems, roles
 from metabayfl.likelihood import Categorical
 from metabayfl.options import InputError
 from metabayfl.task import Task
@@ -105,6 +105,23 @@ def test_report_sorts_parameters_and_buffers() -> None:
     text = str(check(meet(FrozenBackbone)[0]))
     assert "can be federated: 12 trainable parameters" in text
     assert "frozen (kept as they are, never sent): backbone.0.weight, backbone.0.bias" in text
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (nn.Linear(8, 4), {"weight": 8, "bias": 8}),
+        (nn.Conv2d(3, 5, 3), {"weight": 27, "bias": 27}),
+        (nn.Conv2d(4, 8, 3, groups=2), {"weight": 18, "bias": 18}),
+        (nn.ConvTranspose2d(3, 5, 2), {"weight": 12, "bias": 12}),
+        (nn.Embedding(7, 3), {"weight": 1}),
+        (nn.GRU(5, 2), {"weight_ih_l0": 5, "weight_hh_l0": 2, "bias_ih_l0": 5, "bias_hh_l0": 5}),
+        (nn.BatchNorm2d(3), {"weight": 0, "bias": 0}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_inputs_of_a_unit(layer: nn.Module, inputs: dict[str, int]) -> None:
+    assert {role.name: role.fan_in for role in roles(layer)} == inputs
 
 
 def test_report_says_when_nothing_can_be_bayesian() -> None:

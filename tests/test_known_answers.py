@@ -65,6 +65,7 @@ class TestConjugateRegression:
             momentum=0.0,
             rate="0.5/k",
             epochs=epochs,
+            warm_up=0,
             **({"rho_rate": 1.0} | options),
         )
         task = line(COPIES, NOISE, bayesian="all")
@@ -78,7 +79,16 @@ class TestConjugateRegression:
     def test_prior_alone_is_found_without_data(self) -> None:
         """Inputs of zero say nothing: the optimum is the prior itself, where the KL is zero."""
         nothing = TrainData(torch.zeros(4, 3).double(), torch.zeros(4, 1).double(), EYE[:0], EYE[:0], 4)
-        method = BayFL(prior_sigma=0.3, initial_sigma=0.1, kl_weight=1.0, rho_rate=1.0, rate=0.2, epochs=400)
+        method = BayFL(
+            prior_sigma=0.3,
+            initial_sigma=0.1,
+            kl="client",
+            kl_weight=1.0,
+            warm_up=0,
+            rho_rate=1.0,
+            rate=0.2,
+            epochs=400,
+        )
         task = line(1, NOISE, bayesian="all")
         start = method.init_model(Context(task)) | {"mu": EYE[0]}
         model, metrics = method.train(start, nothing, Context(task, client=0))
@@ -89,7 +99,7 @@ class TestConjugateRegression:
 
     def test_global_prior_is_the_received_posterior(self) -> None:
         nothing = TrainData(torch.zeros(4, 3).double(), torch.zeros(4, 1).double(), EYE[:0], EYE[:0], 4)
-        method = BayFL(prior="global", kl_weight=1.0, optimiser="sgd", rate=0.1, epochs=50)
+        method = BayFL(prior="global", kl="client", kl_weight=1.0, optimiser="sgd", rate=0.1, epochs=50)
         received = {"mu": EYE[0], "rho": -EYE[1]}
         model, metrics = method.train(received, nothing, Context(line(1, NOISE, bayesian="all"), client=0))
         for name, tensor in received.items():
@@ -142,7 +152,7 @@ class TestLimits:
         assert all(torch.equal(bayfl[name], fedavg[name]) for name in fedavg)
 
     def test_up_to_rounding_where_mini_batches_are_split(self) -> None:
-        fedavg, bayfl = self.both(Recurrent, "sgd", antithetic=3)
+        fedavg, bayfl = self.both(Recurrent, "sgd", antithetic=True)
         for name, tensor in fedavg.items():
             torch.testing.assert_close(bayfl[name], tensor, rtol=0.0, atol=2e-6)
 
@@ -155,7 +165,7 @@ class TestLimits:
             torch.testing.assert_close(bayfl[name], tensor, rtol=0.0, atol=2e-6)
 
     @staticmethod
-    def both(kind: type[nn.Module], optimiser: str, antithetic: int = 0) -> tuple[Params, Params]:
+    def both(kind: type[nn.Module], optimiser: str, antithetic: bool = False) -> tuple[Params, Params]:
         """The servers of FedAvg and BayFL after three rounds, by name."""
         options = {"optimiser": optimiser, "rate": 0.01, "epochs": 2, "weight_decay": 0.01}
         plain, noisy = (Task(meet(kind)[0], Categorical(3), bayesian=which) for which in ("none", "all"))

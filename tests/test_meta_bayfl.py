@@ -290,6 +290,12 @@ class TestLosers:
         stop_losers([small, large])
         assert [small.failed, large.failed] == [False, False]
 
+    def test_a_rate_that_is_a_little_worse_in_every_step_is_left_to_d_n(self) -> None:
+        """Paired steps differ without noise: a thousandth is beyond it, and harmless."""
+        small, large = self.trial(1e-3, [1.9, 1.8, 1.7]), self.trial(1e-2, [1.902, 1.802, 1.702])
+        stop_losers([small, large])
+        assert [small.failed, large.failed] == [False, False]
+
     def test_within_noise_nobody_is_stopped(self) -> None:
         small, large = self.trial(1e-3, [1.9, 1.8, 1.7]), self.trial(1e-2, [2.1, 1.7, 1.8])
         stop_losers([small, large])

@@ -45,8 +45,8 @@ def test_the_shared_model_is_untouched_to_the_bit(batchnorm: str) -> None:
 def test_without_a_pull_it_is_local_training(optimiser: str) -> None:
     clients = [with_selection(regression(seed, 12, 4)) for seed in (0, 1)]
     task = line(1, 1.0, bayesian="all")
-    prox = MetaBayFL(personal="prox", prox=0.0, optimiser=optimiser, **ONE_RATE)
-    alone = LocalBNN(rate=0.01, optimiser=optimiser, epochs=2)
+    prox = MetaBayFL(personal="prox", prox=0.0, kl="client", optimiser=optimiser, **ONE_RATE)
+    alone = LocalBNN(rate=0.01, optimiser=optimiser, epochs=2, kl_weight=prox.kl_weight)
     found, expected = (play(method, task, clients, rounds=3) for method in (prox, alone))
     assert all(same(found.personal[number], expected.personal[number]) for number in (0, 1))
 

@@ -91,9 +91,10 @@ class TestPrior:
     def test_at_first_it_is_the_received_posterior(self) -> None:
         """Then a round is that of BayFL with the global prior, bit for bit."""
         options = {"epochs": 2, "kl_weight": 0.1, "optimiser": "adam", "rate": 1e-3, "bayesian": "all", "rho_rate": 1.0}
+        like_pfedbl = {"prior": "global", "rule": "mixture", "kl": "client", "warm_up": 0, "antithetic": False}
         runs = [
             mb.federate(network(), replace(federation(), unlabelled=POOL), method, rounds=1)
-            for method in (PFedBL(**options), BayFL(prior="global", rule="mixture", **options))
+            for method in (PFedBL(**options), BayFL(**like_pfedbl, **options))
         ]
         assert all(same(runs[0].model(n), runs[1].model(n)) for n in range(3))
         assert same(runs[0].model(), runs[1].model())

@@ -66,7 +66,7 @@ def test_a_posterior_that_is_its_only_teacher_stays() -> None:
 
 
 def test_it_comes_closer_to_the_ensemble() -> None:
-    ctx, method = context(), MetaBayFL(server_distill=True, distil_rate=0.05, rho_rate=1.0)
+    ctx, method = context(), MetaBayFL(server_distill=True, distil_rate=0.05, rho_rate=1.0, kl_weight=0.01)
     sent, server = updates(ctx, 4), method.init_server(ctx)
     mean = model_of(BayFL().aggregate(server, sent, ctx))
     answer = sharpen(mean_probabilities(method.predictions(mean, sent, POOL, ctx)), method.temperature)

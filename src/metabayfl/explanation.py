@@ -152,7 +152,7 @@ def _posterior_warnings(event: Event, method: Mapping[str, Any]) -> list[str]:
     fixed = method.get("prior") == "fixed"
     if fixed and event["kl"] < SMALL_KL * event["noisy_weights"]:
         found.append("the posterior has collapsed to the prior: it has learnt next to nothing (lower method.kl_weight)")
-    reference = method.get("prior_sigma" if fixed else "initial_sigma", 0.0)
+    reference = event.get("prior_sigma", 0.0) if fixed else method.get("initial_sigma", 0.0)
     if event["sigma"] < SMALL_SIGMA * reference:
         found.append("the posterior has collapsed to a point: it knows no uncertainty (raise method.kl_weight)")
     return found

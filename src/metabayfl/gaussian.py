@@ -36,10 +36,18 @@ def initial(task: Task, sigma: float) -> Params:
 
 @dataclass(frozen=True)
 class Prior:
-    """N(mean, sigma²) over the Bayesian weights, by numbers or by vectors."""
+    """N(mean, sigma²) over the Bayesian weights, by numbers or by vectors; and N(0, rest²) over those without a spread,
+    which go to the posterior's mode (no prior where there is none)."""
 
     mean: Tensor | float
     sigma: Tensor | float
+    rest: Tensor | None = None
+
+    def pull_rest(self, mu: Tensor, gradient: Tensor, kl_scale: float) -> None:
+        """Add the gradient of the prior's -log density by the weights without a spread."""
+        if self.rest is not None and len(self.rest):
+            own = slice(len(mu) - len(self.rest), None)
+            gradient[own].addcdiv_(mu[own], self.rest**2, value=kl_scale)
 
 
 def as_prior(posterior: Params) -> Prior:
@@ -59,13 +67,13 @@ def kl(posterior: Params, prior: Prior) -> float:
 
 
 def describe(posterior: Params, prior: Prior, kl_scale: float) -> dict[str, float]:
-    """Return the KL, its factor in the loss, the number of weights that it sums over and their mean spread."""
-    spread = sigma_of(posterior["rho"].double()).mean().item()
+    """Return the KL, its factor in the loss, the number of weights that it sums over, their mean spread and prior's."""
     return {
         "kl": kl(posterior, prior),
         "kl_scale": kl_scale,
         "noisy_weights": len(posterior["rho"]),
-        "sigma": spread,
+        "sigma": sigma_of(posterior["rho"].double()).mean().item(),
+        "prior_sigma": torch.as_tensor(prior.sigma).double().mean().item(),
     }
 
 
@@ -84,7 +92,7 @@ class Elbo:
         kl_scale: float,
         noise: torch.Generator,
         rho_rate: float = 1.0,
-        largest_sigma: float = math.inf,
+        largest_sigma: Tensor | float = math.inf,
     ) -> None:
         self.task, self.kl_scale, self.noise = task, kl_scale, noise
         self.mu, self.rho = posterior["mu"].clone(), posterior["rho"].clone()
@@ -93,7 +101,7 @@ class Elbo:
             Group(self.rho, task.gradient[task.size :], rho_rate, decays=False),
         ]
         task.load_buffers(posterior)
-        self._largest_rho = rho_of(torch.tensor(largest_sigma)).item()
+        self._largest_rho = rho_of(torch.as_tensor(largest_sigma, dtype=self.rho.dtype))
         self._eps, self._exp, self._sigma, self._scratch = (torch.empty_like(self.rho) for _ in range(4))
         self.set_prior(prior)
 
@@ -110,6 +118,7 @@ class Elbo:
         if self.kl_scale:
             pull = torch.sub(self._noisy(self.mu), self.prior.mean, out=self._scratch).mul_(self._weight)
             self._noisy(self.groups[0].gradient).add_(pull, alpha=self.kl_scale)
+            self.prior.pull_rest(self.mu, self.groups[0].gradient, self.kl_scale)
         return nll
 
     def model(self) -> Params:

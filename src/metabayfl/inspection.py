@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
@@ -53,6 +53,18 @@ class Role(NamedTuple):
     def is_batchnorm(self) -> bool:
         """Scale and shift of a BatchNorm layer."""
         return self.belongs_to((_BatchNorm,))
+
+    @property
+    def fan_in(self) -> int:
+        """Inputs of a unit of the layer that a weight or bias belongs to; 0 for scales and shifts of norm layers."""
+        if not self.can_be_bayesian:
+            return 0
+        owner = self.owners[0]
+        weights = [self.parameter] if self.parameter.ndim > 1 else [p for p in owner.parameters(False) if p.ndim > 1]
+        if isinstance(owner, nn.Embedding | nn.EmbeddingBag) or not weights:
+            return 1
+        units = weights[0].shape[1 if isinstance(owner, _ConvTransposeNd) else 0]
+        return weights[0].numel() // units
 
     def belongs_to(self, layers: tuple[type[nn.Module], ...]) -> bool:
         """Whether one of the owners is such a layer."""
@@ -129,7 +141,7 @@ def choose_bayesian(
             raise InputError(
                 f"deterministic: no parameter is named {pattern!r}; metabayfl.check(model) lists the names"
             )
-    able = [r for r in trained if r.can_be_bayesian and not any(fnmatchcase(r.name, p) for p in deterministic)]
+    able = [role for role in trained if role.can_be_bayesian and not is_named(role.name, deterministic)]
     dense = [role for role in able if role.is_dense]
     if bayesian == "dense" or (bayesian == "auto" and dense):
         able = dense
@@ -139,6 +151,11 @@ def choose_bayesian(
     if not able:
         raise InputError(f"bayesian = {bayesian!r}: no such layer here; metabayfl.check(model) lists what there is")
     return {role.name for role in able}
+
+
+def is_named(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the patterns fits a name."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def travelling_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -81,5 +81,6 @@ class Ivon:
         precision = loss.curvature + loss.delta
         step = self.momentum / (1 - GRADIENT_MOMENTUM**self.steps)
         step[:noisy].add_(loss.delta * (loss.mu[:noisy] - loss.prior.mean)).div_(precision)
+        loss.prior.pull_rest(loss.mu, step, loss.kl_scale)
         step[noisy:].div_(precision.mean())
         loss.mu.sub_(step, alpha=rate)

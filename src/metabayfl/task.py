@@ -10,7 +10,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from metabayfl.inputs import Preparation, Scaling
-from metabayfl.inspection import Bayesian, Role, choose_bayesian, find_problems, roles, travelling_buffers
+from metabayfl.inspection import (
+    Bayesian,
+    Role,
+    choose_bayesian,
+    find_problems,
+    is_named,
+    roles,
+    travelling_buffers,
+)
 from metabayfl.layout import Layout
 from metabayfl.likelihood import Likelihood
 from metabayfl.types import InputError, Params
@@ -24,7 +32,8 @@ class Task:
 
     The vector has the Bayesian parameters first, then the deterministic ones, and last those that never leave the
     client (BatchNorm under the policy `local`). `weights` is what the next pass uses; `gradient` is where a backward
-    pass leaves its result, with room behind it for the gradient of `rho`. A pass is counted for each sample.
+    pass leaves its result, with room behind it for the gradient of `rho`. `fan_in` has the inputs of each weight's
+    unit, 0 where a prior makes no sense. A pass is counted for each sample.
     """
 
     def __init__(
@@ -74,6 +83,10 @@ class Task:
             role.parameter.data = view
             role.parameter.grad = slot.view(self.gradient)
         self._initial_weights = self.weights.clone()
+        inputs = [0 if is_named(role.name, deterministic) else role.fan_in for role in ordered]
+        self.fan_in = torch.tensor(inputs, dtype=self.weights.dtype).repeat_interleave(
+            torch.tensor([role.parameter.numel() for role in ordered])
+        )
 
     def _is_channels_last(self, role: Role) -> bool:
         return self.channels_last and role.belongs_to((nn.Conv2d,)) and role.parameter.ndim == 4

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from metabayfl.methods.base import NotNegative
+from metabayfl.methods.base import NotNegative, Positive
 from metabayfl.methods.variational import Variational
 from metabayfl.optim import OptimiserName, Rate
 
@@ -25,6 +25,15 @@ class BayFL(Variational):
     rho_rate: NotNegative | Literal["auto"] = "auto"
     """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
     natural gradient at about a hundredth of the rate, and sigma stays below three times that of a fixed prior."""
-    antithetic: Annotated[int, Field(ge=0)] = 10
-    """First rounds in which half of each mini-batch sees the weight noise with its sign turned, which cancels most of
-    what it does to gradients; not where layers normalise over the mini-batch."""
+    antithetic: bool = True
+    """Let half of each mini-batch see the weight noise with its sign turned, which cancels most of what it does to
+    gradients; not where layers normalise over the mini-batch."""
+    prior_sigma: Positive | Literal["fan-in"] = "fan-in"
+    """Standard deviation of the fixed prior; fan-in: 2 / sqrt(inputs of a unit), layer by layer. Weights without a
+    posterior have it too (they go to their most probable value); norm layers and `deterministic` ones have not."""
+    kl: Literal["client", "federation"] = "federation"
+    """Divide the KL by the client's training samples (its own ELBO) or by everybody's (one posterior for all data)."""
+    kl_weight: NotNegative = 0.3
+    """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples."""
+    warm_up: Annotated[int, Field(ge=0)] = 10
+    """Rounds in which the weight of the KL grows from little to all of it."""

@@ -2,6 +2,7 @@
 
 from typing import ClassVar, Literal
 
+from metabayfl.methods.base import NotNegative
 from metabayfl.methods.bayfl import BayFL
 from metabayfl.methods.local import Local
 
@@ -16,3 +17,5 @@ class LocalBNN(Local, BayFL):
     """Prior: N(0, prior_sigma²); nothing is received that could be another one."""
     kl: Literal["client"] = "client"
     """Divide the KL by the client's training samples."""
+    kl_weight: NotNegative = 0.1
+    """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples."""

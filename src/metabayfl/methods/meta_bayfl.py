@@ -248,8 +248,8 @@ class RateSelection(Method):
             guard = guard.after_round(change)
         shares = aggregate.shares(updates)
         if self.guard and ctx.round == 0:
-            steps = sum(share * update.metrics["steps"] for share, update in zip(shares, updates, strict=True))
-            guard = guard.after_first_round(self.reach / max(steps, 1.0))
+            steps = sum(share * update.metrics.get("steps", 0.0) for share, update in zip(shares, updates, strict=True))
+            guard = guard.after_first_round(self.reach / steps) if steps else guard
         shown = [(share, unpack(update.payload["evidence"])) for share, update in zip(shares, updates, strict=True)]
         return self.server_state(model, model_of(server), guard, combine(shown))
 
@@ -301,9 +301,10 @@ THE_PAPER: dict[str, Any] = {
     "momentum": 0.0,
     "bayesian": "all",
     "rho_rate": 1.0,
-    "antithetic": 0,
+    "antithetic": False,
     "kl_weight": 1.0,
     "kl": "client",
+    "warm_up": 0,
     "prior": "fixed",
     "prior_sigma": 0.1,
     "rule": "var",

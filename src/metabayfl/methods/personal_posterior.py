@@ -55,7 +55,7 @@ class PersonalPosterior(BayFL):
         self, own: Params, received: Params, rate: float, data: TrainData, ctx: Context
     ) -> tuple[Params, dict[str, float]]:
         """Minimise the negative ELBO + prox/2 |mu - mu_g|²; a posterior that diverges stays as it was."""
-        elbo = self.elbo(own, self.prior_of(received), data, ctx)
+        elbo = self.elbo(own, self.prior_of(received, ctx), data, ctx)
         pulled = Proximal(elbo, received["mu"], self.prox)
         try:
             trace = descend(pulled, self.make_optimiser(elbo), self.batches(data, ctx), rate)

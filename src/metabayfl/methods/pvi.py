@@ -9,7 +9,7 @@ from torch import Tensor
 
 from metabayfl import aggregate
 from metabayfl.gaussian import SMALLEST_SIGMA, Elbo, Prior, rho_of, sigma_of
-from metabayfl.methods.base import model_of
+from metabayfl.methods.base import Positive, model_of
 from metabayfl.methods.needs import Need
 from metabayfl.methods.variational import Variational
 from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
@@ -28,6 +28,8 @@ class PVI(Variational):
     """Standard deviation from which a client's first training starts."""
     prior: Literal["cavity"] = "cavity"  # type: ignore[assignment]
     """Prior of a client: the received posterior without the client's own factor; at first N(start, prior_sigma²)."""
+    prior_sigma: Positive = 0.1
+    """Standard deviation of the fixed prior."""
     kl: Literal["client"] = "client"
     """Divide the KL by the client's training samples."""
     kl_weight: Annotated[float, Field(gt=0)] = 0.01

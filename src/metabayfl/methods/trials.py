@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from metabayfl.methods.base import Method
-from metabayfl.methods.evidence import BEYOND_NOISE
+from metabayfl.methods.evidence import BEYOND_NOISE, HARMLESS
 from metabayfl.optim import Objective, descend
 from metabayfl.types import Context, Diverged, Params, TrainData
 
@@ -84,14 +84,13 @@ def take_first_step(trials: Sequence[Trial]) -> None:
 
 
 def stop_losers(trials: Sequence[Trial]) -> None:
-    """Stop rates whose training loss is beyond noise above that of a smaller one, step by step: they are too large.
-
-    A rate that is too small is not seen in training; d_n tells.
+    """Stop rates whose training loss is above that of a smaller one, step by step, beyond noise and by as much as does
+    harm: they are too large. A rate that is too small is not seen in training; d_n tells.
     """
     traces = {trial.rate: torch.tensor(trial.nll[1:], dtype=torch.float64) for trial in trials if not trial.failed}
     for trial in trials:
         smaller = [trace for rate, trace in traces.items() if rate < trial.rate]
-        if not trial.failed and any(is_worse(traces[trial.rate], trace) for trace in smaller):
+        if not trial.failed and any(is_worse(traces[trial.rate], trace, HARMLESS) for trace in smaller):
             trial.failed = True
 
 
@@ -103,13 +102,10 @@ def describe_scores(rates: Sequence[float], scores: Sequence[Tensor | None]) -> 
     return means | {f"trial_error.{rate:g}": standard_error(losses - best) for rate, losses in alive.items()}
 
 
-def is_worse(losses: Tensor, before: Tensor) -> bool:
-    """Whether losses are higher than before, one by one, beyond noise."""
-    return _excess(losses, before) > BEYOND_NOISE * standard_error(losses - before)
-
-
-def _excess(losses: Tensor, reference: Tensor) -> float:
-    return (losses - reference).mean().item()
+def is_worse(losses: Tensor, before: Tensor, harmless: float = 0.0) -> bool:
+    """Whether losses are higher than before, one by one, beyond noise and by more than a share of what they were."""
+    excess, level = (losses - before).mean().item(), before.mean().abs().item()
+    return excess > max(BEYOND_NOISE * standard_error(losses - before), harmless * level)
 
 
 def standard_error(values: Tensor) -> float:

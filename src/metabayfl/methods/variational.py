@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from metabayfl.methods.base import Method, NotNegative, Positive
 from metabayfl.optim import Objective, Optimiser
 from metabayfl.types import Context, Params, Received, TrainData
 
+PRIOR_SCALE = 2.0
+"""Standard deviation of the prior of a unit with one input."""
 NATURAL = 0.012
 """Share of the learning rate with which rho follows its natural gradient: the gradient over the curvature of the KL."""
 LARGEST_FACTOR = 1000.0
@@ -37,10 +40,13 @@ class Variational(Method):
     """Standard deviation of the posterior at the start."""
     prior: Literal["fixed", "global"] = "fixed"
     """Prior: N(0, prior_sigma²), or the received posterior."""
-    prior_sigma: Positive = 0.1
-    """Standard deviation of the fixed prior."""
+    prior_sigma: Positive | Literal["fan-in"] = 0.1
+    """Standard deviation of the fixed prior; fan-in: 2 / sqrt(inputs of a unit), layer by layer. Weights without a
+    posterior have it too (they go to their most probable value); norm layers and `deterministic` ones have not."""
     kl: Literal["client", "federation"] = "client"
     """Divide the KL by the client's training samples (its own ELBO) or by everybody's (one posterior for all data)."""
+    warm_up: Annotated[int, Field(ge=0)] = 0
+    """Rounds in which the weight of the KL grows from little to all of it."""
     kl_weight: NotNegative = 0.01
     """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples."""
     rule: gaussian.Rule = "var"
@@ -48,9 +54,9 @@ class Variational(Method):
     rho_rate: NotNegative | Literal["auto"] = 1.0
     """Factor on the learning rate of rho. auto: 1 for adam; sgd, whose steps are as small as the gradient, follows the
     natural gradient at about a hundredth of the rate, and sigma stays below three times that of a fixed prior."""
-    antithetic: Annotated[int, Field(ge=0)] = 0
-    """First rounds in which half of each mini-batch sees the weight noise with its sign turned, which cancels most of
-    what it does to gradients; not where layers normalise over the mini-batch."""
+    antithetic: bool = False
+    """Let half of each mini-batch see the weight noise with its sign turned, which cancels most of what it does to
+    gradients; not where layers normalise over the mini-batch."""
     backend: Literal["bbb", "ivon"] = "bbb"
     """Gradients of the ELBO (Bayes by backprop) for `optimiser`, or natural ones (IVON; rates are near 0.1)."""
     curvature_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99999
@@ -79,17 +85,18 @@ class Variational(Method):
 
     def objective(self, model: Params, data: TrainData, ctx: Context) -> Objective:
         """Return the ELBO on the client's data."""
-        return self.elbo(model, self.prior_of(model), data, ctx)
+        return self.elbo(model, self.prior_of(model, ctx), data, ctx)
 
     def elbo(self, model: Params, prior: gaussian.Prior, data: TrainData, ctx: Context) -> Objective:
         """Return the ELBO with a given prior."""
         samples = len(data) if self.kl == "client" else sum(ctx.clients.values())
-        scale, noise = self.kl_weight / samples, ctx.rng("noise")
+        warmth = min(1.0, (ctx.round + 1) / (self.warm_up + 1))
+        scale, noise = warmth * self.kl_weight / samples, ctx.rng("noise")
         if self.backend == "ivon":
             return IvonLoss(ctx.task, model, prior, scale, noise)
-        kind = gaussian.PairedElbo if ctx.round < self.antithetic and "buffers" not in model else gaussian.Elbo
+        kind = gaussian.PairedElbo if self.antithetic and "buffers" not in model else gaussian.Elbo
         bounded = self.rho_rate == "auto" and self.prior == "fixed"
-        largest = max(WIDEST * self.prior_sigma, self.initial_sigma) if bounded else math.inf
+        largest = (WIDEST * torch.as_tensor(prior.sigma)).clamp_min(self.initial_sigma) if bounded else math.inf
         return kind(ctx.task, model, prior, scale, noise, self.rho_factor(scale), largest)
 
     def rho_factor(self, kl_scale: float) -> float:
@@ -104,9 +111,16 @@ class Variational(Method):
             return Ivon(objective, self.curvature_momentum)
         return super().make_optimiser(objective)
 
-    def prior_of(self, received: Params) -> gaussian.Prior:
+    def prior_of(self, received: Params, ctx: Context) -> gaussian.Prior:
         """Return the prior of this round."""
-        return gaussian.Prior(0.0, self.prior_sigma) if self.prior == "fixed" else gaussian.as_prior(received)
+        if self.prior == "global":
+            return gaussian.as_prior(received)
+        inputs, noisy = ctx.task.fan_in, ctx.task.bayesian_size
+        if self.prior_sigma == "fan-in":
+            sigma = PRIOR_SCALE / inputs.sqrt()
+        else:
+            sigma = torch.where(inputs > 0, self.prior_sigma, math.inf)
+        return gaussian.Prior(0.0, sigma[:noisy], sigma[noisy:])
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """Average the posteriors by the chosen rule."""
