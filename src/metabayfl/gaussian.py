@@ -173,18 +173,15 @@ class PairedElbo(Elbo):
     def _data_gradients(self, x: Tensor, y: Tensor) -> float:
         if len(x) == 1:
             return super()._data_gradients(x, y)
-        half = (len(x) + 1) // 2
-        share = half / len(x)
+        nll, first = self.task.mirrored_backward(x, y, self._mirror)
         mean, spread = (group.gradient for group in self.groups)
-        nll = share * self.task.backward(x[:half], y[:half]).item()
-        first = mean * share
+        torch.sub(first.mul_(2.0), self._noisy(mean), out=spread).mul_(self._eps)
+        return nll.item()
+
+    def _mirror(self) -> None:
+        """theta = mu - sigma * eps."""
         noisy = self._noisy(self.task.weights)
         torch.addcmul(self._noisy(self.mu), self._sigma, self._eps, value=-1, out=noisy)
-        nll += (1 - share) * self.task.backward(x[half:], y[half:]).item()
-        mean.mul_(1 - share)
-        torch.sub(self._noisy(first), self._noisy(mean), out=spread).mul_(self._eps)
-        mean.add_(first)
-        return nll
 
 
 def samples(posterior: Params, count: int, noise: torch.Generator, into: Tensor) -> Iterator[None]:

@@ -59,6 +59,7 @@ class Task:
         self.prepare = Preparation(self.weights.dtype, self.channels_last, scaling)
         self.module.train()
         self.forward_passes = self.backward_passes = 0
+        self._split: dict[bool, tuple[nn.Module | None, nn.Module]] = {}
 
     def _place_parameters(self, bayesian: Bayesian, deterministic: Sequence[str], local: bool) -> None:
         trained = [role for role in roles(self.module) if role.parameter.requires_grad]
@@ -156,6 +157,33 @@ class Task:
         self.differentiate(nll, len(x))
         return nll.detach()
 
+    def mirrored_backward(self, x: Tensor, y: Tensor, mirror: Callable[[], None]) -> tuple[Tensor, Tensor]:
+        """Like `backward`, but `mirror` changes the noisy weights before the second half of the mini-batch is passed.
+
+        Returns the NLL and the first half's part of the noisy weights' gradient. What comes before the first noisy
+        layer is passed only once.
+        """
+        half = (len(x) + 1) // 2
+        body, head = self._halves(dropout=False)
+        self._train(len(x))
+        features = self.prepare(x) if body is None else body(self.prepare(x))
+        seen = features.detach().requires_grad_(features.requires_grad)
+
+        def pass_part(rows: slice) -> Tensor:
+            nll = self.likelihood.nll(head(seen[rows]), y[rows]) * (len(y[rows]) / len(y))
+            nll.backward()  # type: ignore[no-untyped-call]
+            return nll.detach()
+
+        self.gradient.zero_()
+        nll = pass_part(slice(half))
+        first = self.gradient[: self.bayesian_size].clone()
+        mirror()
+        nll += pass_part(slice(half, None))
+        if features.requires_grad:
+            features.backward(seen.grad)
+        self.backward_passes += len(x)
+        return nll, first
+
     def differentiate(self, loss: Tensor, samples: int) -> None:
         """Leave the gradient of a loss of so many samples, which has its graph, in `gradient`."""
         self.gradient.zero_()
@@ -168,11 +196,15 @@ class Task:
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs at `weights` in training mode, with their graph."""
-        if not self.module.training:
-            self.module.train()
-        self.forward_passes += len(x)
+        self._train(len(x))
         outputs: Tensor = self.module(self.prepare(x))
         return outputs
+
+    def _train(self, samples: int) -> None:
+        """Be in training mode, and count so many samples that are passed."""
+        if not self.module.training:
+            self.module.train()
+        self.forward_passes += samples
 
     def consult(self, model: Params, x: Tensor) -> Tensor:
         """Outputs of another model in evaluation mode; the buffers of the one in training are put back."""
@@ -214,6 +246,11 @@ class Task:
 
     def _halves(self, dropout: bool) -> tuple[nn.Module | None, nn.Module]:
         """Split a plain sequence of layers before the first one that is noisy; any other module is all head."""
+        if dropout not in self._split:
+            self._split[dropout] = self._find_halves(dropout)
+        return self._split[dropout]
+
+    def _find_halves(self, dropout: bool) -> tuple[nn.Module | None, nn.Module]:
         layers, module = list(self.module.children()), self.module
         if type(module) is not nn.Sequential or module._forward_hooks or module._forward_pre_hooks:
             return None, module
