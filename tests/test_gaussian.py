@@ -138,7 +138,7 @@ def explicit_gradients(
     nll = task.likelihood.nll(functional_call(task.module, weights, (x,)), y)
     divergence = kl_divergence(Normal(mu[:size], softplus(rho)), Normal(*_tensors(prior))).sum()
     if prior.rest is not None:
-        divergence = divergence - Normal(torch.zeros_like(prior.rest), prior.rest).log_prob(mu[size:]).sum()
+        divergence = divergence - Normal(torch.zeros_like(prior.rest), prior.rest.rsqrt()).log_prob(mu[size:]).sum()
     gradients = torch.autograd.grad(nll + kl_scale * divergence, (mu, rho))
     return *gradients, nll.item()
 

@@ -36,8 +36,8 @@ def initial(task: Task, sigma: float) -> Params:
 
 @dataclass(frozen=True)
 class Prior:
-    """N(mean, sigma²) over the Bayesian weights, by numbers or by vectors; and N(0, rest²) over those without a spread,
-    which go to the posterior's mode (no prior where there is none)."""
+    """N(mean, sigma²) over the Bayesian weights, by numbers or by vectors; and N(0, 1 / rest) over those without a
+    spread, which go to the posterior's mode."""
 
     mean: Tensor | float
     sigma: Tensor | float
@@ -47,7 +47,7 @@ class Prior:
         """Add the gradient of the prior's -log density by the weights without a spread."""
         if self.rest is not None and len(self.rest):
             own = slice(len(mu) - len(self.rest), None)
-            gradient[own].addcdiv_(mu[own], self.rest**2, value=kl_scale)
+            gradient[own].addcmul_(mu[own], self.rest, value=kl_scale)
 
 
 def as_prior(posterior: Params) -> Prior:
@@ -116,8 +116,8 @@ class Elbo:
         nll = self._data_gradients(x, y)
         self._rho_gradient()
         if self.kl_scale:
-            pull = torch.sub(self._noisy(self.mu), self.prior.mean, out=self._scratch).mul_(self._weight)
-            self._noisy(self.groups[0].gradient).add_(pull, alpha=self.kl_scale)
+            distance = torch.sub(self._noisy(self.mu), self.prior.mean, out=self._scratch)
+            self._noisy(self.groups[0].gradient).addcmul_(distance, self._weight, value=self.kl_scale)
             self.prior.pull_rest(self.mu, self.groups[0].gradient, self.kl_scale)
         return nll
 
@@ -157,7 +157,7 @@ class Elbo:
         """Add the gradient of the KL by sigma, and go on from sigma to rho."""
         gradient = self.groups[1].gradient
         if self.kl_scale:
-            gradient.add_(torch.mul(self._sigma, self._weight, out=self._scratch), alpha=self.kl_scale)
+            gradient.addcmul_(self._sigma, self._weight, value=self.kl_scale)
             gradient.sub_(torch.reciprocal(self._sigma, out=self._scratch), alpha=self.kl_scale)
         sigmoid = self._exp.div_(torch.add(self._exp, 1.0, out=self._scratch))
         gradient.mul_(sigmoid)

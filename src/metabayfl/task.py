@@ -167,20 +167,20 @@ class Task:
         body, head = self._halves(dropout=False)
         self._train(len(x))
         features = self.prepare(x) if body is None else body(self.prepare(x))
-        seen = features.detach().requires_grad_(features.requires_grad)
+        halves = [part.detach().requires_grad_(features.requires_grad) for part in features.split(half)]
 
-        def pass_part(rows: slice) -> Tensor:
-            nll = self.likelihood.nll(head(seen[rows]), y[rows]) * (len(y[rows]) / len(y))
+        def pass_half(seen: Tensor, labels: Tensor) -> Tensor:
+            nll = self.likelihood.nll(head(seen), labels) * (len(labels) / len(y))
             nll.backward()  # type: ignore[no-untyped-call]
             return nll.detach()
 
         self.gradient.zero_()
-        nll = pass_part(slice(half))
+        nll = pass_half(halves[0], y[:half])
         first = self.gradient[: self.bayesian_size].clone()
         mirror()
-        nll += pass_part(slice(half, None))
+        nll += pass_half(halves[1], y[half:])
         if features.requires_grad:
-            features.backward(seen.grad)
+            features.backward(torch.cat([part.grad for part in halves if part.grad is not None]))
         self.backward_passes += len(x)
         return nll, first
 

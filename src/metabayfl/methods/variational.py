@@ -120,7 +120,7 @@ class Variational(Method):
             sigma = PRIOR_SCALE / inputs.sqrt()
         else:
             sigma = torch.where(inputs > 0, self.prior_sigma, math.inf)
-        return gaussian.Prior(0.0, sigma[:noisy], sigma[noisy:])
+        return gaussian.Prior(0.0, sigma[:noisy], sigma[noisy:] ** -2)
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """Average the posteriors by the chosen rule."""
