@@ -35,5 +35,5 @@ class BayFL(Variational):
     """Divide the KL by the client's training samples (its own ELBO) or by everybody's (one posterior for all data)."""
     kl_weight: NotNegative = 0.3
     """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples."""
-    warm_up: Annotated[int, Field(ge=0)] = 10
+    warm_up: Annotated[int, Field(ge=0)] = 20
     """Rounds in which the weight of the KL grows from little to all of it."""

@@ -7,7 +7,7 @@ from metabayfl.methods.evidence import BEYOND_NOISE
 SHRINK, GROW, FORGET = 0.5, 2.0, 1.05
 """Factors on the largest allowed rate when the model got much worse, and when it got better; and, each round, on the
 ceiling that a setback leaves."""
-FURTHEST = 2.0
+FURTHEST = 2.2
 """How much further than at the start a client may go in a round, in the end."""
 SETBACK, LOST = 0.03, 0.5
 """Share of the score by which it must have risen for a model to be taken back, as averages of skewed clients wander;
@@ -44,7 +44,7 @@ class Guard(NamedTuple):
         return change.score > max(BEYOND_NOISE * change.error, matters)
 
     def after_first_round(self, cautious: float) -> "Guard":
-        """Begin with the rate that is cautious for so many steps, if it is above the start; its double is the limit."""
+        """Begin with what is cautious for so many steps, if that is above the start; a little further is the limit."""
         limit = min(max(self.largest, FURTHEST * cautious), self.limit)
         return self._replace(largest=min(max(self.largest, cautious), limit), ceiling=limit, limit=limit)
 

@@ -54,7 +54,7 @@ class RateSelection(Method):
 
     optimiser: OptimiserName = "sgd"
     """Local optimiser, fresh in every round."""
-    rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+    rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1e-3, 3e-3, 1e-2, 2e-2, 3e-2, 1e-1)
     """Candidates, written like `rate`, which is not used."""
     select_every: Literal["round", "epoch"] = "round"
     """Choose once per round, or anew in every local epoch from where the last one ended."""
