@@ -36,4 +36,4 @@ class BayFL(Variational):
     kl_weight: NotNegative = 0.3
     """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples."""
     warm_up: Annotated[int, Field(ge=0)] = 20
-    """Rounds in which the weight of the KL grows from little to all of it."""
+    """Rounds in which the weight of the KL grows from little to all of it; not for ivon, whose steps depend on it."""

@@ -46,7 +46,7 @@ class Variational(Method):
     kl: Literal["client", "federation"] = "client"
     """Divide the KL by the client's training samples (its own ELBO) or by everybody's (one posterior for all data)."""
     warm_up: Annotated[int, Field(ge=0)] = 0
-    """Rounds in which the weight of the KL grows from little to all of it."""
+    """Rounds in which the weight of the KL grows from little to all of it; not for ivon, whose steps depend on it."""
     kl_weight: NotNegative = 0.01
     """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples."""
     rule: gaussian.Rule = "var"
@@ -90,10 +90,10 @@ class Variational(Method):
     def elbo(self, model: Params, prior: gaussian.Prior, data: TrainData, ctx: Context) -> Objective:
         """Return the ELBO with a given prior."""
         samples = len(data) if self.kl == "client" else sum(ctx.clients.values())
-        warmth = min(1.0, (ctx.round + 1) / (self.warm_up + 1))
-        scale, noise = warmth * self.kl_weight / samples, ctx.rng("noise")
+        scale, noise = self.kl_weight / samples, ctx.rng("noise")
         if self.backend == "ivon":
             return IvonLoss(ctx.task, model, prior, scale, noise)
+        scale *= min(1.0, (ctx.round + 1) / (self.warm_up + 1))
         kind = gaussian.PairedElbo if self.antithetic and "buffers" not in model else gaussian.Elbo
         bounded = self.rho_rate == "auto" and self.prior == "fixed"
         largest = (WIDEST * torch.as_tensor(prior.sigma)).clamp_min(self.initial_sigma) if bounded else math.inf
@@ -119,7 +119,7 @@ class Variational(Method):
         if self.prior_sigma == "fan-in":
             sigma = PRIOR_SCALE / inputs.sqrt()
         else:
-            sigma = torch.where(inputs > 0, self.prior_sigma, math.inf)
+            sigma = torch.full_like(inputs, self.prior_sigma).masked_fill(inputs == 0, math.inf)
         return gaussian.Prior(0.0, sigma[:noisy], sigma[noisy:] ** -2)
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
