@@ -14,7 +14,9 @@ from metabayfl.engine.local import TooFewUpdates
 from metabayfl.likelihood import Categorical, Gaussian
 from metabayfl.methods.base import Method, make_task, model_of
 from metabayfl.methods.guard import Guard
-from metabayfl.methods.meta_bayfl import THE_PAPER, RateSelection, shifted_losses
+from metabayfl.methods.meta_bayfl import THE_PAPER
+from metabayfl.methods.rate_selection import RateSelection
+from metabayfl.methods.scoring import shifted_losses
 from metabayfl.methods.trials import Trial, is_worse, standard_error, stop_losers
 from metabayfl.randomness import keyed_globals
 from metabayfl.types import Context, Fit, Params, TrainData, Update

@@ -13,7 +13,8 @@ from metabayfl.likelihood import Likelihood
 from metabayfl.methods.needs import Need
 from metabayfl.optim import Objective, Optimiser, OptimiserName, PointLoss, Rate, descend, make_optimiser, rate_at
 from metabayfl.options import Options
-from metabayfl.task import BatchNormPolicy, Task
+from metabayfl.placed import BatchNormPolicy
+from metabayfl.task import Task
 from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
 
 Positive = Annotated[float, Field(gt=0)]

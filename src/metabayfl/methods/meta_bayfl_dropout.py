@@ -7,7 +7,7 @@ from torch import Tensor
 
 from metabayfl.methods.base import NotNegative
 from metabayfl.methods.fedavg import FedAvg
-from metabayfl.methods.meta_bayfl import RateSelection
+from metabayfl.methods.rate_selection import RateSelection
 from metabayfl.randomness import keyed_globals
 from metabayfl.types import Context, InputError, Params
 

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from metabayfl.methods.fedavg import FedAvg
-from metabayfl.methods.meta_bayfl import RateSelection
+from metabayfl.methods.rate_selection import RateSelection
 
 
 class MetaFL(RateSelection, FedAvg):
