@@ -21,7 +21,14 @@ from metabayfl.methods.trials import Trial, is_worse, standard_error, stop_loser
 from metabayfl.randomness import keyed_globals
 from metabayfl.types import Context, Fit, Params, TrainData, Update
 
-PAIRS = [(mb.MetaBayFL, mb.BayFL), (mb.MetaFL, mb.FedAvg)]
+
+class PlainMetaFL(mb.MetaFL):
+    """Choosing rates and nothing else: what FedAvg does with the rate that is chosen."""
+
+    class_frequencies: bool = False
+
+
+PAIRS = [(mb.MetaBayFL, mb.BayFL), (PlainMetaFL, mb.FedAvg)]
 pairs = pytest.mark.parametrize(("selecting", "fixed"), PAIRS, ids=["bayesian", "plain"])
 optimisers = pytest.mark.parametrize(
     "options",

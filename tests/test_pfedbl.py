@@ -92,6 +92,7 @@ class TestPrior:
         """Then a round is that of BayFL with the global prior, bit for bit."""
         options = {"epochs": 2, "kl_weight": 0.1, "optimiser": "adam", "rate": 1e-3, "bayesian": "all", "rho_rate": 1.0}
         like_pfedbl = {"prior": "global", "rule": "mixture", "kl": "client", "warm_up": 0, "antithetic": False}
+        like_pfedbl |= {"class_frequencies": False}
         runs = [
             mb.federate(network(), replace(federation(), unlabelled=POOL), method, rounds=1)
             for method in (PFedBL(**options), BayFL(**like_pfedbl, **options))

@@ -93,8 +93,9 @@ class Elbo:
         noise: torch.Generator,
         rho_rate: float = 1.0,
         largest_sigma: Tensor | float = math.inf,
+        offset: Tensor | None = None,
     ) -> None:
-        self.task, self.kl_scale, self.noise = task, kl_scale, noise
+        self.task, self.kl_scale, self.noise, self.offset = task, kl_scale, noise, offset
         self.mu, self.rho = posterior["mu"].clone(), posterior["rho"].clone()
         self.groups: Sequence[Group] = [
             Group(self.mu, task.gradient[: task.size]),
@@ -148,7 +149,7 @@ class Elbo:
 
     def _data_gradients(self, x: Tensor, y: Tensor) -> float:
         """Leave the gradients of the NLL by mu and by sigma; returns the NLL."""
-        nll = self.task.backward(x, y).item()
+        nll = self.task.backward(x, y, self.offset).item()
         mean, spread = (group.gradient for group in self.groups)
         torch.mul(self._noisy(mean), self._eps, out=spread)
         return nll
@@ -173,7 +174,7 @@ class PairedElbo(Elbo):
     def _data_gradients(self, x: Tensor, y: Tensor) -> float:
         if len(x) == 1:
             return super()._data_gradients(x, y)
-        nll, first = self.task.mirrored_backward(x, y, self._mirror)
+        nll, first = self.task.mirrored_backward(x, y, self._mirror, self.offset)
         mean, spread = (group.gradient for group in self.groups)
         torch.sub(first.mul_(2.0), self._noisy(mean), out=spread).mul_(self._eps)
         return nll.item()

@@ -21,8 +21,16 @@ class IvonLoss:
     number of samples that the likelihood counts for, and delta = kl_scale / prior_sigma² what the prior adds.
     """
 
-    def __init__(self, task: Task, posterior: Params, prior: Prior, kl_scale: float, noise: torch.Generator) -> None:
-        self.task, self.prior, self.kl_scale, self.noise = task, prior, kl_scale, noise
+    def __init__(
+        self,
+        task: Task,
+        posterior: Params,
+        prior: Prior,
+        kl_scale: float,
+        noise: torch.Generator,
+        offset: Tensor | None = None,
+    ) -> None:
+        self.task, self.prior, self.kl_scale, self.noise, self.offset = task, prior, kl_scale, noise, offset
         self.mu = posterior["mu"].clone()
         sigma = sigma_of(posterior["rho"])
         self.delta = kl_scale / torch.as_tensor(prior.sigma, dtype=sigma.dtype) ** 2
@@ -40,7 +48,7 @@ class IvonLoss:
         eps = torch.empty_like(sigma).normal_(generator=self.noise)
         self.task.weights.copy_(self.mu)
         self.task.weights[:noisy].addcmul_(sigma, eps)
-        nll = self.task.backward(x, y).item()
+        nll = self.task.backward(x, y, self.offset).item()
         torch.mul(self.groups[0].gradient[:noisy], eps.div_(sigma), out=self.groups[1].gradient)
         return nll
 

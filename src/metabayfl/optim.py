@@ -85,15 +85,15 @@ class Objective(Protocol):
 class PointLoss:
     """The negative log-likelihood of a plain network."""
 
-    def __init__(self, task: Task, model: Params) -> None:
-        self.task, self.weights = task, model["mu"].clone()
+    def __init__(self, task: Task, model: Params, offset: Tensor | None = None) -> None:
+        self.task, self.weights, self.offset = task, model["mu"].clone(), offset
         self.groups: Sequence[Group] = [Group(self.weights, task.gradient[: task.size])]
         task.load_buffers(model)
 
     def __call__(self, x: Tensor, y: Tensor) -> float:
         """Evaluate on a mini-batch."""
         self.task.weights.copy_(self.weights)
-        return self.task.backward(x, y).item()
+        return self.task.backward(x, y, self.offset).item()
 
     def model(self) -> Params:
         """Copy out the model as it is now."""

@@ -21,6 +21,8 @@ from metabayfl.layout import Layout
 from metabayfl.types import InputError, Params
 
 BatchNormPolicy = Literal["average", "local"]
+PARTS = {"mu", "rho", "buffers"}
+"""What of a model has a place in the vectors."""
 
 
 class PlacedModule:
@@ -159,20 +161,22 @@ class PlacedModule:
         return model
 
     def named(self, model: Params) -> Params:
-        """Return a model by the names of its parameters: `mu.NAME`, `rho.NAME`, `buffers.NAME`."""
-        return {
-            f"{part}.{name}": tensor
-            for part, flat in model.items()
-            for name, tensor in self._layout_of(part).unflatten(flat).items()
-        }
+        """Return a model by the names of its parameters: `mu.NAME`, `rho.NAME`, `buffers.NAME`; what else it has stays
+        as it is."""
+        named = {part: tensor for part, tensor in model.items() if part not in PARTS}
+        for part in PARTS & model.keys():
+            tensors = self._layout_of(part).unflatten(model[part])
+            named |= {f"{part}.{name}": tensor for name, tensor in tensors.items()}
+        return named
 
     def from_named(self, tensors: Params) -> Params:
         """Undo `named`."""
         parts: dict[str, Params] = {"buffers": {}} if self.buffer_layout.slots else {}
+        besides: Params = {}
         for key, tensor in tensors.items():
-            part, _, name = key.partition(".")
-            parts.setdefault(part, {})[name] = tensor
-        return {part: self._layout_of(part).flatten(named) for part, named in parts.items()}
+            part, dot, name = key.partition(".")
+            (parts.setdefault(part, {}) if dot else besides)[name or part] = tensor
+        return {part: self._layout_of(part).flatten(named) for part, named in parts.items()} | besides
 
     def _layout_of(self, part: str) -> Layout:
         return self.buffer_layout if part == "buffers" else self.layout

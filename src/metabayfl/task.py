@@ -40,13 +40,18 @@ class Task(PlacedModule):
         self.forward_passes = self.backward_passes = 0
         self._split: dict[bool, tuple[nn.Module | None, nn.Module]] = {}
 
-    def backward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mean negative log-likelihood of a mini-batch at `weights`; its gradient is left in `gradient`."""
-        nll = self.loss(x, y)
+    def backward(self, x: Tensor, y: Tensor, offset: Tensor | None = None) -> Tensor:
+        """Mean negative log-likelihood of a mini-batch at `weights`; its gradient is left in `gradient`.
+
+        `offset` is added to the outputs.
+        """
+        nll = self.loss(x, y, offset)
         self.differentiate(nll, len(x))
         return nll.detach()
 
-    def mirrored_backward(self, x: Tensor, y: Tensor, mirror: Callable[[], None]) -> tuple[Tensor, Tensor]:
+    def mirrored_backward(
+        self, x: Tensor, y: Tensor, mirror: Callable[[], None], offset: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Like `backward`, but `mirror` changes the noisy weights before the second half of the mini-batch is passed.
 
         Returns the NLL and the first half's part of the noisy weights' gradient. What comes before the first noisy
@@ -59,7 +64,7 @@ class Task(PlacedModule):
         halves = [part.detach().requires_grad_(features.requires_grad) for part in features.split(half)]
 
         def pass_half(seen: Tensor, labels: Tensor) -> Tensor:
-            nll = self.likelihood.nll(head(seen), labels) * (len(labels) / len(y))
+            nll = self._nll(head(seen), labels, offset) * (len(labels) / len(y))
             nll.backward()  # type: ignore[no-untyped-call]
             return nll.detach()
 
@@ -79,9 +84,12 @@ class Task(PlacedModule):
         loss.backward()  # type: ignore[no-untyped-call]
         self.backward_passes += samples
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, x: Tensor, y: Tensor, offset: Tensor | None = None) -> Tensor:
         """Mean negative log-likelihood of a mini-batch at `weights` in training mode, with its graph."""
-        return self.likelihood.nll(self.forward(x), y)
+        return self._nll(self.forward(x), y, offset)
+
+    def _nll(self, outputs: Tensor, y: Tensor, offset: Tensor | None) -> Tensor:
+        return self.likelihood.nll(outputs if offset is None else outputs + offset, y)
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs at `weights` in training mode, with their graph."""

@@ -125,7 +125,11 @@ class Method(Options):
 
     def objective(self, model: Params, data: TrainData, ctx: Context) -> Objective:
         """Return the loss that is trained, starting at a model."""
-        return PointLoss(ctx.task, model)
+        return PointLoss(ctx.task, model, self.offset(data, ctx))
+
+    def offset(self, data: TrainData, ctx: Context) -> Tensor | None:
+        """Return what a client adds to the network's outputs; None is nothing."""
+        return None
 
     def descend(self, objective: Objective, data: TrainData, ctx: Context) -> dict[str, float]:
         """Run the local epochs on an objective; the NLL reported is the mean of the last epoch."""

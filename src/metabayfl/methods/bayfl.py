@@ -5,11 +5,12 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from metabayfl.methods.base import NotNegative, Positive
+from metabayfl.methods.class_frequencies import ClassFrequencies
 from metabayfl.methods.variational import Variational
 from metabayfl.optim import OptimiserName, Rate
 
 
-class BayFL(Variational):
+class BayFL(ClassFrequencies, Variational):
     """Clients maximise the ELBO of a Bayesian network, the server averages the posteriors."""
 
     name: ClassVar[str] = "bayfl"

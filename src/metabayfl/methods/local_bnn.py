@@ -15,6 +15,8 @@ class LocalBNN(Local, BayFL):
 
     prior: Literal["fixed"] = "fixed"
     """Prior: N(0, prior_sigma²); nothing is received that could be another one."""
+    class_frequencies: bool = False
+    """Add the logarithm of the class frequencies to the outputs; here is nobody to share a network with."""
     kl: Literal["client"] = "client"
     """Divide the KL by the client's training samples."""
     kl_weight: NotNegative = 0.1

@@ -31,6 +31,7 @@ THE_PAPER: dict[str, Any] = {
     "trial_data": "dn",
     "trial_epochs": 1.0,
     "train_on_dn": True,
+    "class_frequencies": False,
     "choice": "best",
     "guard": False,
     "keep_better": False,

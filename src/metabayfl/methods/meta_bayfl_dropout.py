@@ -6,13 +6,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from metabayfl.methods.base import NotNegative
+from metabayfl.methods.class_frequencies import ClassFrequencies, shift
 from metabayfl.methods.fedavg import FedAvg
 from metabayfl.methods.rate_selection import RateSelection
 from metabayfl.randomness import keyed_globals
 from metabayfl.types import Context, InputError, Params
 
 
-class MetaBayFLDropout(RateSelection, FedAvg):
+class MetaBayFLDropout(RateSelection, ClassFrequencies, FedAvg):
     """Meta-FL that predicts with several dropout masks: uncertainty at the price of a plain network."""
 
     name: ClassVar[str] = "meta-bayfl-dropout"
@@ -31,4 +32,5 @@ class MetaBayFLDropout(RateSelection, FedAvg):
         """Outputs under dropout masks, the same for every call."""
         ctx.task.load(model)
         with keyed_globals(ctx.rng("predict").initial_seed()):
-            return ctx.task.drawn_outputs(x, lambda: repeat(None, samples), dropout=True)
+            outputs = ctx.task.drawn_outputs(x, lambda: repeat(None, samples), dropout=True)
+        return shift(outputs, model)

@@ -43,6 +43,7 @@ class PersonalPosterior(BayFL):
         if "rate" in metrics:
             own, gained = self.train_own(own, received, metrics["rate"], data, ctx)
             metrics = metrics | gained
+        own = self.with_frequencies(own, data, ctx)
         return Fit(fit.update._replace(metrics=metrics), fit.state | put(own, "own"), {})
 
     def average_own(self, fit: Fit, own: Params) -> Fit:

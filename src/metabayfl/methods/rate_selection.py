@@ -28,6 +28,8 @@ from metabayfl.types import Context, Fit, Params, Received, TrainData
 
 SGD_REACH, ADAM_REACH = 3.0, 0.04
 """Rate times steps of a cautious round; of SGD it is divided by 1 / (1 - momentum)."""
+MUCH = 0.25
+"""Share of the received model's loss by which a trained one may be above it."""
 SEEN, EVIDENCE = "seen.losses", "seen.evidence"
 
 
@@ -75,7 +77,8 @@ class RateSelection(ScoredOnDn):
     """Weight samples with which the received model is judged for the guard: with few of them wide posteriors look worse
     than they predict."""
     keep_better: bool = True
-    """Send the received model instead of a trained one that is worse on d_n beyond noise."""
+    """Send the received model instead of a trained one that is worse on d_n, beyond noise and by more than a quarter:
+    training on few samples makes a client a little worse on its others, and the average better all the same."""
 
     @property
     def holds_out(self) -> bool:
@@ -118,7 +121,7 @@ class RateSelection(ScoredOnDn):
             model, (after, _) = winner.model, self.losses(winner.model, data, ctx)
             metrics |= {"trained_nll": after.mean().item(), "nll": winner.last_nll(data.steps_per_epoch())}
             metrics |= winner.objective.metrics()
-            if self.keep_better and is_worse(after, seen.losses):
+            if self.keep_better and is_worse(after, seen.losses, MUCH):
                 return received, metrics | {"rejected": 1}, own
         return model, metrics, own
 

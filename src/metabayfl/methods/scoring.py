@@ -47,7 +47,8 @@ class ScoredOnDn(Method):
 
     def losses_of(self, outputs: Tensor, data: TrainData, ctx: Context) -> tuple[Tensor, Tensor]:
         """NLL of outputs for samples of d_n, and what decides."""
-        y = data.select_y[: self.score_samples]
+        y, offset = data.select_y[: self.score_samples], self.offset(data, ctx)
+        outputs = outputs if offset is None else outputs + offset
         losses = _finite(ctx.task.likelihood.losses(outputs, y))
         if self.score_by == "nll" or y.is_floating_point():
             return losses, losses

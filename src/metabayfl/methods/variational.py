@@ -90,14 +90,14 @@ class Variational(Method):
     def elbo(self, model: Params, prior: gaussian.Prior, data: TrainData, ctx: Context) -> Objective:
         """Return the ELBO with a given prior."""
         samples = len(data) if self.kl == "client" else sum(ctx.clients.values())
-        scale, noise = self.kl_weight / samples, ctx.rng("noise")
+        scale, noise, offset = self.kl_weight / samples, ctx.rng("noise"), self.offset(data, ctx)
         if self.backend == "ivon":
-            return IvonLoss(ctx.task, model, prior, scale, noise)
+            return IvonLoss(ctx.task, model, prior, scale, noise, offset)
         scale *= min(1.0, (ctx.round + 1) / (self.warm_up + 1))
         kind = gaussian.PairedElbo if self.antithetic and "buffers" not in model else gaussian.Elbo
         bounded = self.rho_rate == "auto" and self.prior == "fixed"
         largest = (WIDEST * torch.as_tensor(prior.sigma)).clamp_min(self.initial_sigma) if bounded else math.inf
-        return kind(ctx.task, model, prior, scale, noise, self.rho_factor(scale), largest)
+        return kind(ctx.task, model, prior, scale, noise, self.rho_factor(scale), largest, offset)
 
     def rho_factor(self, kl_scale: float) -> float:
         """Return the factor on the learning rate of rho."""
