@@ -71,7 +71,7 @@ class TestWords:
 
     def test_what_became_of_the_model(self) -> None:
         assert "The trained model has NLL 0.4000 on d_n against 0.9000 of the received one, and was sent." in said()
-        assert "worse beyond noise: it was rejected" in said(rejected=1, trained_nll=2.0)
+        assert "much worse: it was rejected" in said(rejected=1, trained_nll=2.0)
         diverged = "\n".join(explain(without("trained_nll") | {"rejected": 1}, ABOUT))
         assert "Training with that rate diverged" in diverged
         assert "No trial stayed finite" in "\n".join(explain(without("rate", "trained_nll") | {"diverged": 1}, ABOUT))

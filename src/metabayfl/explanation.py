@@ -104,7 +104,7 @@ def _outcome(event: Event) -> list[str]:
         )
     change = f"NLL {event['trained_nll']:.4f} on d_n against {event['incoming_nll']:.4f} of the received one"
     if event.get("rejected"):
-        return [f"The trained model has {change}, worse beyond noise: it was rejected, and the received model sent."]
+        return [f"The trained model has {change}, much worse: it was rejected, and the received model sent."]
     return [f"The trained model has {change}, and was sent."]
 
 
