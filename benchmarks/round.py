@@ -2,7 +2,7 @@
 
 20 equal clients, ConvNet, FedAvg, one local epoch. Each variant runs in a process of its own; variants take turns.
 
-Usage: python benchmarks/round.py [--turns 5] [--json FILE]
+Usage: python benchmarks/round.py [--turns 5] [--busy] [--json FILE]
 """
 
 import argparse
@@ -13,7 +13,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -121,6 +122,18 @@ def seconds_of(process: "subprocess.Popen[str]") -> float:
     return float(answer)
 
 
+@contextmanager
+def other_work(busy: bool) -> Iterator[None]:
+    """Keep one core busy with another program, as on a machine that somebody uses."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None  # noqa: S603
+    try:
+        yield
+    finally:
+        if process:
+            process.kill()
+            process.wait()
+
+
 def measure(turns: int) -> dict[str, float]:
     """Median seconds per round of each variant; variants take turns so that all see the same machine."""
     seconds: dict[str, list[float]] = {}
@@ -136,13 +149,15 @@ def main() -> int:
     """Measure and judge."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--busy", action="store_true", help="with another program that keeps one core busy")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(VARIANTS[options.child]())
         return 0
-    seconds = measure(options.turns)
+    with other_work(options.busy):
+        seconds = measure(options.turns)
     ratios = {
         "pool / two processes": seconds["two processes"] / 2 / seconds["two workers"],
         "one worker / minimal loop": seconds["one worker"] / seconds["minimal loop"],
