@@ -125,7 +125,7 @@ def seconds_of(process: "subprocess.Popen[str]") -> float:
 @contextmanager
 def other_work(busy: bool) -> Iterator[None]:
     """Keep one core busy with another program, as on a machine that somebody uses."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None  # noqa: S603
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
     try:
         yield
     finally:
