@@ -131,6 +131,8 @@ def follow_guide(root: Path, environment: str, user: int) -> None:
 
 def main() -> None:
     """Follow the guide in a place that is thrown away."""
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     environment = sys.argv[1]
     user = usable_by(environment)
     with tempfile.TemporaryDirectory(prefix="metabayfl-hosts-") as scratch:
