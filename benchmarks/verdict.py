@@ -8,7 +8,6 @@ Usage: python benchmarks/verdict.py keep COMPARE.csv results/bench_small.csv
 """
 
 import csv
-import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -47,7 +46,10 @@ Table = dict[str, dict[int, dict[str, float]]]
 
 def read(path: Path) -> list[dict[str, str]]:
     """Read the rows of a CSV file; a file that is not there has none."""
-    return list(csv.DictReader(path.open(encoding="utf-8"))) if path.exists() else []
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def keep(source: Path, target: Path) -> None:
@@ -111,14 +113,14 @@ def difference(table: Table, name: str, other: str, other_name: str | None = Non
     return paired_difference(column(table, OURS, name), column(table, other, other_name or name))
 
 
-def is_not_above(found: Difference | None, limit: float = 0.0) -> bool:
-    """Whether it is not significantly above a limit."""
-    return found is not None and found.low <= limit
+def is_not_above(found: Difference | None) -> bool:
+    """Whether it is not significantly above 0."""
+    return found is not None and found.low <= 0
 
 
-def is_not_below(found: Difference | None, limit: float = 0.0) -> bool:
-    """Whether it is not significantly below a limit."""
-    return found is not None and found.high >= limit
+def is_not_below(found: Difference | None) -> bool:
+    """Whether it is not significantly below 0."""
+    return found is not None and found.high >= 0
 
 
 def is_above(found: Difference | None, limit: float = 0.0) -> bool:
@@ -133,27 +135,35 @@ def best(table: Table, name: str, among: Callable[[str], bool], lowest: bool = F
     return min(known, key=lambda method: known[method] if lowest else -known[method], default="")
 
 
-def passes(table: Table, method: str) -> float:
+def passes(table: Table, method: str) -> float | None:
     """Return the compute of a method's runs: a backward pass counts as two forward ones."""
     forward, backward = (mean(table, method, f"{kind}_passes") for kind in ("forward", "backward"))
-    return math.nan if forward is None or backward is None else forward + 2 * backward
+    return None if forward is None or backward is None else forward + 2 * backward
 
 
-def judge(table: Table) -> list[tuple[str, str, bool]]:
-    """Return what is required and wanted, what was measured, and whether it holds."""
-    found: list[tuple[str, str, bool]] = []
+def share_of_sweep(table: Table) -> float | None:
+    """Return our compute as a share of that of all fixed rates; None if one of them was not run."""
+    ours, *sweep = (passes(table, method) for method in (OURS, *SWEEP))
+    known = [one for one in sweep if one is not None]
+    return ours / sum(known) if ours is not None and len(known) == len(sweep) else None
+
+
+def judge(table: Table) -> list[tuple[str, str, str]]:
+    """Return what is required and wanted, what was measured, and the verdict."""
+    found: list[tuple[str, str, str]] = []
 
     def check(what: str, measured: Difference | float | None, holds: bool) -> None:
-        found.append((what, describe(measured), holds))
+        verdict = "" if measured is None else "holds" if holds else "**fails here**"
+        found.append((what, describe(measured), verdict))
 
-    worst = min(column(table, OURS, "G/G accuracy").values(), default=0.0)
-    check("required: no collapse (worst seed, G/G)", worst, worst > DEAD)
+    worst = min(column(table, OURS, "G/G accuracy").values(), default=None)
+    check("required: no collapse (worst seed, G/G)", worst, worst is not None and worst > DEAD)
     nll = difference(table, "A/G nll", THEIRS, "A/G scaled_nll stopped")
     check("required: NLL against FedAvg stopped and scaled", nll, is_not_above(nll))
     ece = difference(table, "A/G ece", THEIRS, "A/G scaled_ece stopped")
     check("required: ECE against FedAvg stopped and scaled", ece, is_not_above(ece))
-    own = mean(table, OURS, "A/G ece") or 1.0
-    check(f"required: ECE at most {LARGEST_ECE}", own, own <= LARGEST_ECE)
+    own = mean(table, OURS, "A/G ece")
+    check(f"required: ECE at most {LARGEST_ECE}", own, own is not None and own <= LARGEST_ECE)
     for what in ("P/L accuracy", "P/L accuracy stopped"):
         personal = difference(table, "P/L accuracy", THEIRS, what)
         check(f"required: P/L above FedAvg's {what}", personal, is_above(personal))
@@ -162,8 +172,8 @@ def judge(table: Table) -> list[tuple[str, str, bool]]:
     fixed = best(table, "A/G accuracy", lambda method: method in SWEEP)
     sweep = difference(table, "A/G accuracy", fixed)
     check(f"required: accuracy against the best fixed rate ({fixed})", sweep, is_not_below(sweep))
-    share = passes(table, OURS) / sum(passes(table, method) for method in SWEEP)
-    check("required: share of the sweep's passes", share, share < SHARE_OF_SWEEP)
+    share = share_of_sweep(table)
+    check("required: share of the sweep's passes", share, share is not None and share < SHARE_OF_SWEEP)
 
     check("wanted: accuracy 3 points above FedAvg stopped", accuracy, is_above(accuracy, 0.03))
     rival = best(table, "A/G accuracy stopped", lambda method: method not in FAMILY | NOT_FEDERATED)
@@ -199,8 +209,8 @@ def main(arguments: Sequence[str]) -> int:
         table = tabulate(read(Path(arguments[1])))
         print(as_markdown(table))
         print("\n| criterion | measured | |\n|---|---|---|")
-        for what, measured, holds in judge(table):
-            print(f"| {what} | {measured} | {'holds' if holds else '**fails here**'} |")
+        for row in judge(table):
+            print(f"| {' | '.join(row)} |")
         return 0
     print(__doc__, file=sys.stderr)
     return 2

@@ -97,6 +97,20 @@ def test_objectives_train_the_shifted_likelihood(kind: type) -> None:
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-5, atol=1e-8)
 
 
+def test_who_shares_no_network_has_none() -> None:
+    assert not mb.LocalBNN(class_frequencies=False).class_frequencies
+    with pytest.raises(mb.InputError, match=r"class_frequencies = True: input should be False"):
+        mb.LocalBNN(class_frequencies=True)
+
+
+def test_a_file_with_other_names_is_refused() -> None:
+    task = make_task(mb.BayFL(), network(), Categorical(3))
+    named = task.named(task.initial() | {FREQUENCIES: torch.zeros(3)})
+    assert list(task.from_named(named)) == ["mu", FREQUENCIES]
+    with pytest.raises(mb.InputError, match="missing or unknown"):
+        task.from_named(named | {"surprise": torch.zeros(3)})
+
+
 def test_regression_has_no_classes() -> None:
     method, data = mb.BayFL(), client((4, 4, 4))
     task = make_task(method, nn.Linear(4, 1), Gaussian(1.0))

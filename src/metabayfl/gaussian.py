@@ -174,13 +174,15 @@ class PairedElbo(Elbo):
     def _data_gradients(self, x: Tensor, y: Tensor) -> float:
         if len(x) == 1:
             return super()._data_gradients(x, y)
-        nll, first = self.task.mirrored_backward(x, y, self._mirror, self.offset)
+        nll = self.task.mirrored_backward(x, y, self._mirror, self.offset).item()
         mean, spread = (group.gradient for group in self.groups)
-        torch.sub(first.mul_(2.0), self._noisy(mean), out=spread).mul_(self._eps)
-        return nll.item()
+        spread.mul_(2.0).sub_(self._noisy(mean)).mul_(self._eps)
+        return nll
 
     def _mirror(self) -> None:
-        """theta = mu - sigma * eps."""
+        """Keep the first half's gradient where that of rho will be, and go to theta = mu - sigma * eps."""
+        mean, spread = (group.gradient for group in self.groups)
+        spread.copy_(self._noisy(mean))
         noisy = self._noisy(self.task.weights)
         torch.addcmul(self._noisy(self.mu), self._sigma, self._eps, value=-1, out=noisy)
 
@@ -188,7 +190,7 @@ class PairedElbo(Elbo):
 def samples(posterior: Params, count: int, noise: torch.Generator, into: Tensor) -> Iterator[None]:
     """Write one draw of the weights after the other into a flat vector, each second one the mirror image of the first.
 
-    What is odd in the noise cancels in a mean over both: ten draws are worth some thirty independent ones.
+    What is odd in the noise cancels in a mean over both.
     """
     sigma = sigma_of(posterior["rho"])
     spread = torch.empty_like(sigma)

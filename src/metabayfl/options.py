@@ -34,7 +34,8 @@ class Options(BaseModel):
     @classmethod
     def _true_is_not_one(cls, value: Any, field: ValidationInfo) -> Any:
         annotation = cls.model_fields[field.field_name or ""].annotation
-        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)) and annotation is not Any:
+        accepted = (annotation, *get_args(annotation))
+        if isinstance(value, bool) and not any(one in (bool, Any) or isinstance(one, bool) for one in accepted):
             raise ValueError("true and false are not accepted here")
         return value
 

@@ -21,8 +21,10 @@ from metabayfl.layout import Layout
 from metabayfl.types import InputError, Params
 
 BatchNormPolicy = Literal["average", "local"]
-PARTS = {"mu", "rho", "buffers"}
+PARTS = ("mu", "rho", "buffers")
 """What of a model has a place in the vectors."""
+FREQUENCIES = "log_frequencies"
+"""What a client's own model may have besides: it is added to the outputs."""
 
 
 class PlacedModule:
@@ -153,7 +155,7 @@ class PlacedModule:
 
     def join(self, shared: Params, state: Params) -> Params:
         """Undo `split`; a client that has no private part yet takes the user's initial one."""
-        model: Params = {name: shared[name] for name in ("mu", "rho", "buffers") if name in shared}
+        model: Params = {name: shared[name] for name in PARTS if name in shared}
         for name, initial in self.initial().items():
             if len(model[name]) < len(initial):
                 own = state.get(f"private.{name}", initial[len(model[name]) :])
@@ -161,21 +163,24 @@ class PlacedModule:
         return model
 
     def named(self, model: Params) -> Params:
-        """Return a model by the names of its parameters: `mu.NAME`, `rho.NAME`, `buffers.NAME`; what else it has stays
-        as it is."""
-        named = {part: tensor for part, tensor in model.items() if part not in PARTS}
-        for part in PARTS & model.keys():
-            tensors = self._layout_of(part).unflatten(model[part])
-            named |= {f"{part}.{name}": tensor for name, tensor in tensors.items()}
-        return named
+        """Return a model by the names of its parameters: `mu.NAME`, `rho.NAME`, `buffers.NAME`; frequencies as they
+        are."""
+        besides = {FREQUENCIES: model[FREQUENCIES]} if FREQUENCIES in model else {}
+        return besides | {
+            f"{part}.{name}": tensor
+            for part, flat in model.items()
+            if part not in besides
+            for name, tensor in self._layout_of(part).unflatten(flat).items()
+        }
 
     def from_named(self, tensors: Params) -> Params:
         """Undo `named`."""
         parts: dict[str, Params] = {"buffers": {}} if self.buffer_layout.slots else {}
-        besides: Params = {}
+        besides = {FREQUENCIES: tensors[FREQUENCIES]} if FREQUENCIES in tensors else {}
         for key, tensor in tensors.items():
-            part, dot, name = key.partition(".")
-            (parts.setdefault(part, {}) if dot else besides)[name or part] = tensor
+            part, _, name = key.partition(".")
+            if key not in besides:
+                parts.setdefault(part, {})[name] = tensor
         return {part: self._layout_of(part).flatten(named) for part, named in parts.items()} | besides
 
     def _layout_of(self, part: str) -> Layout:

@@ -165,7 +165,10 @@ class Result:
         return outputs
 
     def module(self, client: int | None = None) -> nn.Module:
-        """Return a plain module of your own class with the mean weights; it takes inputs that are already scaled."""
+        """Return a plain module of your own class with the mean weights; it takes inputs that are already scaled.
+
+        A client's class frequencies, which `predict` adds to the outputs, are not in it.
+        """
         model = self.model(client)
         return self.task.export(model["mu"], model.get("buffers"))
 

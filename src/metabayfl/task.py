@@ -38,7 +38,7 @@ class Task(PlacedModule):
         self.prepare = Preparation(self.weights.dtype, self.channels_last, scaling)
         self.module.train()
         self.forward_passes = self.backward_passes = 0
-        self._split: dict[bool, tuple[nn.Module | None, nn.Module]] = {}
+        self._found_halves: dict[bool, tuple[nn.Module | None, nn.Module]] = {}
 
     def backward(self, x: Tensor, y: Tensor, offset: Tensor | None = None) -> Tensor:
         """Mean negative log-likelihood of a mini-batch at `weights`; its gradient is left in `gradient`.
@@ -51,11 +51,11 @@ class Task(PlacedModule):
 
     def mirrored_backward(
         self, x: Tensor, y: Tensor, mirror: Callable[[], None], offset: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Like `backward`, but `mirror` changes the noisy weights before the second half of the mini-batch is passed.
+    ) -> Tensor:
+        """Like `backward`, but `mirror` is called between the halves of the mini-batch.
 
-        Returns the NLL and the first half's part of the noisy weights' gradient. What comes before the first noisy
-        layer is passed only once.
+        It finds the first half's part in `gradient`, and changes the noisy weights; what comes before them is passed
+        only once.
         """
         half = (len(x) + 1) // 2
         body, head = self._halves(dropout=False)
@@ -65,23 +65,22 @@ class Task(PlacedModule):
 
         def pass_half(seen: Tensor, labels: Tensor) -> Tensor:
             nll = self._nll(head(seen), labels, offset) * (len(labels) / len(y))
-            nll.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(nll)
             return nll.detach()
 
         self.gradient.zero_()
         nll = pass_half(halves[0], y[:half])
-        first = self.gradient[: self.bayesian_size].clone()
         mirror()
         nll += pass_half(halves[1], y[half:])
         if features.requires_grad:
             features.backward(torch.cat([part.grad for part in halves if part.grad is not None]))
         self.backward_passes += len(x)
-        return nll, first
+        return nll
 
     def differentiate(self, loss: Tensor, samples: int) -> None:
         """Leave the gradient of a loss of so many samples, which has its graph, in `gradient`."""
         self.gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         self.backward_passes += samples
 
     def loss(self, x: Tensor, y: Tensor, offset: Tensor | None = None) -> Tensor:
@@ -143,9 +142,9 @@ class Task(PlacedModule):
 
     def _halves(self, dropout: bool) -> tuple[nn.Module | None, nn.Module]:
         """Split a plain sequence of layers before the first one that is noisy; any other module is all head."""
-        if dropout not in self._split:
-            self._split[dropout] = self._find_halves(dropout)
-        return self._split[dropout]
+        if dropout not in self._found_halves:
+            self._found_halves[dropout] = self._find_halves(dropout)
+        return self._found_halves[dropout]
 
     def _find_halves(self, dropout: bool) -> tuple[nn.Module | None, nn.Module]:
         layers, module = list(self.module.children()), self.module

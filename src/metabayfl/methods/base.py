@@ -13,7 +13,7 @@ from metabayfl.likelihood import Likelihood
 from metabayfl.methods.needs import Need
 from metabayfl.optim import Objective, Optimiser, OptimiserName, PointLoss, Rate, descend, make_optimiser, rate_at
 from metabayfl.options import Options
-from metabayfl.placed import BatchNormPolicy
+from metabayfl.placed import PARTS, BatchNormPolicy
 from metabayfl.task import Task
 from metabayfl.types import Context, Fit, Params, Received, TrainData, Update
 
@@ -175,7 +175,7 @@ class Method(Options):
 
 def model_of(state: Params) -> Params:
     """Return the model in a state that may hold more."""
-    return {name: state[name] for name in ("mu", "rho", "buffers") if name in state}
+    return {name: state[name] for name in PARTS if name in state}
 
 
 def put(model: Params, name: str) -> Params:

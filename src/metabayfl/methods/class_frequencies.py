@@ -5,10 +5,9 @@ from torch import Tensor
 
 from metabayfl.likelihood import Categorical
 from metabayfl.methods.base import Method
+from metabayfl.placed import FREQUENCIES
 from metabayfl.types import Context, Fit, Params, TrainData
 
-FREQUENCIES = "log_frequencies"
-"""Name of a personal model's own part."""
 PSEUDO_COUNT = 0.5
 """What a class counts that a client has never seen."""
 

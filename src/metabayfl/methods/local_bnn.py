@@ -15,8 +15,8 @@ class LocalBNN(Local, BayFL):
 
     prior: Literal["fixed"] = "fixed"
     """Prior: N(0, prior_sigma²); nothing is received that could be another one."""
-    class_frequencies: bool = False
-    """Add the logarithm of the class frequencies to the outputs; here is nobody to share a network with."""
+    class_frequencies: Literal[False] = False
+    """There is nobody to share a network with: frequencies are learnt with the rest."""
     kl: Literal["client"] = "client"
     """Divide the KL by the client's training samples."""
     kl_weight: NotNegative = 0.1
