@@ -31,7 +31,8 @@ from metabayfl.types import Delivered, Fit, Params
 
 BOUND = 1.10
 BASELINE = "fedavg"
-CLIENTS, SAMPLES, BATCH = 2, 320, 32
+CLIENTS, SAMPLES, EPOCHS, BATCH = 2, 640, 2, 32
+"""A client of configs/bench_small.toml."""
 BACKWARD = 2
 """Forward passes that a backward one counts as."""
 
@@ -79,7 +80,7 @@ class Player:
 
 
 def make_convnet_job(name: str) -> Job:
-    """Join a method at its default options, one local epoch, with ConvNet and images of noise."""
+    """Join a method at its default options with ConvNet and images of noise."""
     rng = torch.Generator().manual_seed(0)
     samples = SAMPLES // CLIENTS if METHODS[name].pools else SAMPLES
     pairs = [
@@ -91,7 +92,7 @@ def make_convnet_job(name: str) -> Job:
         pairs, pairs[0], test_fraction=0, batch_size=BATCH, classes=10, unlabelled=pool
     )
     module = mb.models.build("convnet", dropout=0.2)
-    return make_job(METHODS[name](epochs=1), module, federation, Plan(rounds=2))
+    return make_job(METHODS[name](epochs=EPOCHS), module, federation, Plan(rounds=2))
 
 
 def measure(names: Sequence[str], turns: int) -> dict[str, list[Turn]]:
@@ -126,7 +127,7 @@ def main() -> int:
     names = [BASELINE, *(name for name in options.methods.split(",") if name != BASELINE)]
     found = measure(names, options.turns)
     ratios = {name: ratio(turns, found[BASELINE]) for name, turns in found.items()}
-    print(f"ConvNet, batch {BATCH}, one thread, {SAMPLES} samples; passes and seconds of a client's round")
+    print(f"ConvNet, one thread, {SAMPLES} samples, {EPOCHS} epochs, batch {BATCH}; passes, seconds of a client's round")
     for name, turns in found.items():
         seconds = median(turn.seconds for turn in turns)
         verdict = "" if ratios[name] <= BOUND else "  ABOVE THE BOUND"

@@ -64,25 +64,26 @@ class TestLoss:
         return MaskLoss(masking, masking.task.initial(), mean, units)
 
     def test_the_gradient_passes_straight_through(self) -> None:
-        """dL/db by autograd on a soft mask at the same place, times sigmoid'."""
+        """dL/db by autograd on a soft mask at the same place, times sigmoid'; biases have their own."""
         loss = self.loss()
         x, y = torch.randn(5, 2, 3, 3, generator=torch.Generator().manual_seed(1)), torch.arange(5) % 3
         loss(x, y)
         bits = loss.mask().float().requires_grad_()
-        flat = torch.zeros(loss.task.size).index_put((loss.masking.places,), loss.masking.weights * bits)
-        flat = flat.index_put((loss.masking.others,), loss.rest)
+        masking = Masking(loss.task, "signed")
+        flat = loss.trained.clone().index_put((masking.places,), masking.weights * bits)
         named = {slot.name: slot.view(flat) for slot in loss.task.layout.slots}
         outputs = torch.func.functional_call(convolutional(), named, x)
-        (by_bit,) = torch.autograd.grad(nn.functional.cross_entropy(outputs, y), bits)
+        by_bit, by_weight = torch.autograd.grad(nn.functional.cross_entropy(outputs, y), [bits, flat])
         sigmoid = torch.sigmoid(loss.scores)
         expected = by_bit * sigmoid * (1 - sigmoid) * loss.owned
+        expected = by_weight.index_put((loss.places,), expected)
         torch.testing.assert_close(loss.groups[0].gradient, expected, rtol=1e-4, atol=1e-6)
 
     def test_a_unit_that_is_not_there_is_zero_and_stays_so(self) -> None:
         loss = self.loss()
-        assert not loss.model()["mu"].view(-1)[loss.masking.places][8:16].any()
+        assert not loss.model()["mu"][loss.places][8:16].any()
         loss(torch.randn(5, 2, 3, 3), torch.arange(5) % 3)
-        assert not loss.groups[0].gradient[8:16].any()
+        assert not loss.groups[0].gradient[loss.places][8:16].any()
 
     def test_weights_are_only_switched(self) -> None:
         """Every masked weight is 0 or what was frozen, after any training."""

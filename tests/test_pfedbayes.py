@@ -52,6 +52,7 @@ class TestPriorStep:
     def test_it_leads_to_the_personal_posterior(self) -> None:
         personal, follower = leader(), Follower({"mu": MU, "rho": RHO})
         for _ in range(2000):
+            follower.prior()
             follower.follow(personal, 1.0)
             for group in follower.groups:
                 group.values.sub_(group.gradient, alpha=0.02)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from metabayfl.likelihood import Categorical
-from metabayfl.optim import Objective, PointLoss, Sgd, descend
+from metabayfl.optim import Objective, PointLoss, Sgd, steps
 from metabayfl.options import InputError
 from metabayfl.task import Task
 from metabayfl.types import Params, TrainData
@@ -59,14 +59,13 @@ def distil(
 ) -> Params:
     """Train a student on predictions by SGD; its values are averaged over the last share of the steps."""
     optimiser = Sgd(student.groups, weight_decay=1e-5, momentum=0.9)
-    steps = epochs * pool.steps_per_epoch()
-    first = steps - max(1, round(averaged * steps))
+    total_steps = epochs * pool.steps_per_epoch()
+    first = total_steps - max(1, round(averaged * total_steps))
     totals = [torch.zeros_like(group.values, dtype=torch.float64) for group in student.groups]
-    for step, batch in enumerate(pool.batches(epochs, rng)):
-        descend(student, optimiser, [batch], rate)
+    for step, _ in enumerate(steps(student, optimiser, pool.batches(epochs, rng), rate)):
         if step >= first:
             for total, group in zip(totals, student.groups, strict=True):
                 total.add_(group.values)
     for total, group in zip(totals, student.groups, strict=True):
-        group.values.copy_(total / (steps - first))
+        group.values.copy_(total / (total_steps - first))
     return student.model()

@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated, Literal, NamedTuple, Protocol, Self
 
 import torch
@@ -16,6 +17,7 @@ from metabayfl.task import Task
 from metabayfl.types import Diverged, Params
 
 OptimiserName = Literal["sgd", "adam"]
+Batch = tuple[Tensor, Tensor]
 _SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "k": lambda round_, rounds: 1.0 / (round_ + 1),
     "sqrt(k)": lambda round_, rounds: 1.0 / math.sqrt(round_ + 1),
@@ -173,15 +175,29 @@ class Trace:
         return sum(recent) / len(recent)
 
 
-def descend(objective: Objective, optimiser: Optimiser, batches: Iterable[tuple[Tensor, Tensor]], rate: float) -> Trace:
-    """Take one step for each mini-batch; a loss or a parameter that is not finite ends the run with `Diverged`."""
-    trace = Trace()
-    for x, y in batches:
+def steps(
+    objective: Objective, optimiser: Optimiser, batches: Iterable[Batch], rate: float, repeats: int = 1
+) -> Iterator[float]:
+    """Take so many steps on each mini-batch, and yield the NLL that the last of them started from.
+
+    A loss, or in the end a parameter, that is not finite ends it with `Diverged`.
+    """
+    repeated = (batch for batch in batches for _ in range(repeats))
+    return islice(_steps(objective, optimiser, repeated, rate), repeats - 1, None, repeats)
+
+
+def _steps(objective: Objective, optimiser: Optimiser, batches: Iterable[Batch], rate: float) -> Iterator[float]:
+    number = 0
+    for number, (x, y) in enumerate(batches, 1):
         nll = objective(x, y)
         if not math.isfinite(nll):
-            raise Diverged(f"the loss became {nll} at step {len(trace.nll) + 1} with rate {rate:g}: try a smaller one")
-        trace.nll.append(nll)
+            raise Diverged(f"the loss became {nll} at step {number} with rate {rate:g}: try a smaller one")
         optimiser.step(rate)
+        yield nll
     if not all(bool(group.values.isfinite().all()) for group in objective.groups):
-        raise Diverged(f"a parameter became infinite or NaN after {len(trace.nll)} steps with rate {rate:g}")
-    return trace
+        raise Diverged(f"a parameter became infinite or NaN after {number} steps with rate {rate:g}")
+
+
+def descend(objective: Objective, optimiser: Optimiser, batches: Iterable[Batch], rate: float) -> Trace:
+    """Take one step for each mini-batch."""
+    return Trace(list(steps(objective, optimiser, batches, rate)))

@@ -96,9 +96,6 @@ class Masking:
             value.sign() * (2 * slot.shape[0] / len(value)) ** 0.5 for slot, value in zip(slots, values, strict=True)
         ]
         self.weights = torch.cat(signed if frozen == "signed" else values)
-        others = torch.ones(task.size, dtype=torch.bool)
-        others[self.places] = False
-        self.others = others.nonzero().flatten()
 
     def spread(self, units: Tensor) -> Tensor:
         """Repeat a value of each unit for each of its weights; a unit is a run of them in either memory format."""
@@ -117,24 +114,33 @@ class Masking:
 
 
 class MaskLoss(PointLoss):
-    """The NLL of the frozen weights under a mask, 1 where sigmoid(score) is at least 1/2."""
+    """The NLL of the frozen weights under a mask, 1 where sigmoid(score) is at least 1/2.
+
+    What is trained are the scores, in the places of their weights, and the parameters that have no mask.
+    """
 
     def __init__(self, masking: Masking, model: Params, mean: Tensor, units: Tensor) -> None:
         super().__init__(masking.task, model)
-        self.masking, self.owned = masking, masking.spread(units)
-        self.scores = (mean.to(self.weights.dtype) / LEVELS).clamp(1 - SUREST, SUREST).logit()
-        self.rest = self.weights[masking.others]
-        self.groups = [Group(values, torch.zeros_like(values)) for values in (self.scores, self.rest)]
+        self.places, self.owned = masking.places, masking.spread(units)
+        self.trained = self.weights.clone()
+        self.trained[self.places] = (mean.to(self.weights.dtype) / LEVELS).clamp(1 - SUREST, SUREST).logit()
+        self.groups = [Group(self.trained, masking.task.gradient[: masking.task.size])]
+        self._is_masked = torch.zeros_like(self.weights, dtype=torch.bool).index_fill_(0, self.places, value=True)
+        self._switched = torch.zeros_like(self.weights).index_put_((self.places,), masking.weights * self.owned)
 
     def __call__(self, x: Tensor, y: Tensor) -> float:
         """Evaluate; the gradient of a bit passes straight through to its score: dL/db · sigmoid'(score)."""
         self._apply()
         nll = super().__call__(x, y)
-        gradient = self.task.gradient
-        slope = torch.sigmoid(self.scores) * torch.sigmoid(-self.scores) * self.owned
-        torch.mul(gradient[self.masking.places] * self.masking.weights, slope, out=self.groups[0].gradient)
-        self.groups[1].gradient.copy_(gradient[self.masking.others])
+        sigmoid = torch.sigmoid(self.trained)
+        slope = torch.addcmul(sigmoid, sigmoid, sigmoid, value=-1).mul_(self._switched)
+        self.groups[0].gradient.mul_(torch.where(self._is_masked, slope, 1.0))
         return nll
+
+    @property
+    def scores(self) -> Tensor:
+        """Return the scores of the masked weights."""
+        return self.trained[self.places]
 
     def mask(self) -> Tensor:
         """Return the bits; units that the client has not got are off."""
@@ -146,8 +152,7 @@ class MaskLoss(PointLoss):
         return super().model()
 
     def _apply(self) -> None:
-        self.weights[self.masking.places] = self.masking.weights * self.mask()
-        self.weights[self.masking.others] = self.rest
+        torch.where(self._is_masked, self._switched * (self.trained >= 0), self.trained, out=self.weights)
 
 
 def pack(bits: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from metabayfl.gaussian import Elbo, Prior, sigma_of
 from metabayfl.methods.base import Count, NotNegative, get, put
 from metabayfl.methods.needs import Need
 from metabayfl.methods.variational import Variational
-from metabayfl.optim import Group, descend, make_optimiser, rate_at
+from metabayfl.optim import Group, Trace, make_optimiser, rate_at, steps
 from metabayfl.types import Context, Fit, Params, Received, TrainData
 
 
@@ -55,15 +55,14 @@ class PFedBayes(Variational):
             for groups in (elbo.groups, follower.groups)
         )
         losses = []
-        for batch in self.batches(data, ctx):
-            losses.append(descend(elbo, optimiser, [batch] * self.personal_steps, rate).nll[-1])
+        for nll in steps(elbo, optimiser, self.batches(data, ctx), rate, self.personal_steps):
+            losses.append(nll)
             follower.follow(elbo, scale)
             mover.step(rate)
             elbo.set_prior(follower.prior())
-        steps = data.steps_per_epoch()
-        metrics = {"nll": sum(losses[-steps:]) / steps, "rate": rate, "steps": len(losses)} | elbo.metrics()
+        metrics = {"nll": Trace(losses).last(data.steps_per_epoch()), "rate": rate, "steps": len(losses)}
         personal = elbo.model()
-        fit = self.leave(follower.model(personal), metrics, data, ctx)
+        fit = self.leave(follower.model(personal), metrics | elbo.metrics(), data, ctx)
         private = ctx.task.split(personal)[1]
         return Fit(fit.update, private | put(personal, "own"), {})
 
@@ -83,22 +82,28 @@ class Follower:
 
     def __init__(self, received: Params) -> None:
         self.rho = received["rho"].clone()
+        self.sigma = sigma_of(self.rho)
         self.mu = received["mu"][: len(self.rho)].clone()
         self.groups = [
             Group(values, torch.zeros_like(values), decays=False) for values in (self.mu, self.rho)
         ]  # fmt: skip
 
     def prior(self) -> Prior:
-        """Return it as the prior of the personal posterior."""
-        return Prior(self.mu.clone(), sigma_of(self.rho))
+        """Return it, as far as it has gone, as the prior of the personal posterior; the mean is no copy."""
+        self.sigma = sigma_of(self.rho)
+        return Prior(self.mu, self.sigma)
 
     def follow(self, leader: Elbo, scale: float) -> None:
-        """Leave the gradient of scale · KL(q || w) with respect to w: there is no likelihood in it."""
-        sigma, own = sigma_of(self.rho), sigma_of(leader.rho)
-        ahead = self.mu - leader.mu[: len(self.rho)]
-        torch.div(ahead, sigma**2, out=self.groups[0].gradient).mul_(scale)
-        spread = 1 / sigma - (own**2 + ahead**2) / sigma**3
-        torch.mul(spread, torch.sigmoid(self.rho), out=self.groups[1].gradient).mul_(scale)
+        """Leave the gradient of scale · KL(q || w) by w: there is no likelihood in it.
+
+        By mu it is (mu - mu_q) / sigma², by sigma 1 / sigma - (sigma_q² + (mu - mu_q)²) / sigma³.
+        """
+        mean, spread = (group.gradient for group in self.groups)
+        weight = scale / self.sigma.square()
+        ahead = torch.sub(self.mu, leader.mu[: len(self.mu)], out=mean)
+        second_moment = torch.addcmul(sigma_of(leader.rho).square_(), ahead, ahead, out=spread)
+        second_moment.div_(self.sigma).neg_().add_(self.sigma).mul_(weight).mul_(torch.sigmoid(self.rho))
+        ahead.mul_(weight)
 
     def model(self, personal: Params) -> Params:
         """Return what is sent: it; what has no spread, and the buffers, as the personal posterior has them."""

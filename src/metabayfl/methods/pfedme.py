@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from metabayfl import aggregate
 from metabayfl.methods.base import Count, Method
-from metabayfl.optim import OptimiserName, PointLoss, Rate, descend, rate_at
+from metabayfl.optim import OptimiserName, PointLoss, Rate, Trace, rate_at, steps
 from metabayfl.proximal import Proximal
 from metabayfl.types import Context, Fit, Params, Received, TrainData
 
@@ -60,15 +60,14 @@ class PFedMe(Method):
         theta = Proximal(PointLoss(ctx.task, start), start["mu"], self.prox)
         optimiser = self.make_optimiser(theta)
         losses = []
-        for batch in self.batches(data, ctx):
-            losses.append(descend(theta, optimiser, [batch] * self.inner_steps, self.inner_rate).nll[-1])
+        for nll in steps(theta, optimiser, self.batches(data, ctx), self.inner_rate, self.inner_steps):
+            losses.append(nll)
             theta.centre.add_(theta.offset(), alpha=rate * self.prox)
         own = theta.model()
         weights = own["mu"].clone()
         weights[: len(theta.centre)] = theta.centre
-        steps = data.steps_per_epoch()
-        metrics = {"nll": sum(losses[-steps:]) / steps, "rate": rate, "steps": len(losses)} | theta.metrics()
-        return self.leave(own | {"mu": weights}, metrics, data, ctx)._replace(personal=own)
+        metrics = {"nll": Trace(losses).last(data.steps_per_epoch()), "rate": rate, "steps": len(losses)}
+        return self.leave(own | {"mu": weights}, metrics | theta.metrics(), data, ctx)._replace(personal=own)
 
     def aggregate(self, server: Params, updates: Sequence[Received], ctx: Context) -> Params:
         """w_g <- (1 - server_mix) w_g + server_mix times the mean."""
