@@ -127,7 +127,9 @@ def main() -> int:
     names = [BASELINE, *(name for name in options.methods.split(",") if name != BASELINE)]
     found = measure(names, options.turns)
     ratios = {name: ratio(turns, found[BASELINE]) for name, turns in found.items()}
-    print(f"ConvNet, one thread, {SAMPLES} samples, {EPOCHS} epochs, batch {BATCH}; passes, seconds of a client's round")
+    print(
+        f"ConvNet, one thread, {SAMPLES} samples, {EPOCHS} epochs, batch {BATCH}; passes, seconds of a client's round"
+    )
     for name, turns in found.items():
         seconds = median(turn.seconds for turn in turns)
         verdict = "" if ratios[name] <= BOUND else "  ABOVE THE BOUND"
