@@ -9,6 +9,7 @@ import pytest
 from federations import script
 
 verdict = script("benchmarks", "verdict")
+ablations = script("benchmarks", "ablations")
 FEDAVG = {"A/G accuracy stopped": 0.34, "A/G scaled_nll stopped": 1.83, "A/G scaled_ece stopped": 0.03}
 FEDAVG |= {"P/L accuracy": 0.50, "P/L accuracy stopped": 0.48, "A/G nll": 2.8, "A/G ece": 0.35}
 OURS = {"G/G accuracy": 0.35, "A/G accuracy": 0.36, "A/G nll": 1.79, "A/G ece": 0.03, "P/L accuracy": 0.53}
@@ -78,3 +79,25 @@ def test_runs_are_kept_once_with_their_numbers(tmp_path: Path) -> None:
     assert kept == {"fedavg": {0: {"A/G accuracy": 0.3}, 1: {"A/G accuracy": 0.3}}}
     assert "| fedavg | 2 |" in verdict.as_markdown(kept)
     assert "30.0" in verdict.as_markdown(kept)
+
+
+class TestAblations:
+    """Differences to the method as it is, on the seeds that both have."""
+
+    FOUND = {  # noqa: RUF012
+        "meta-bayfl": {0: {"A/G accuracy": 0.36, "A/G nll": 1.8}, 1: {"A/G accuracy": 0.34, "A/G nll": 1.9}},
+        "no-guard": {0: {"A/G accuracy": 0.35, "A/G nll": 1.7}, 2: {"A/G accuracy": 0.30, "A/G nll": 1.7}},
+        "paper": {0: {"A/G accuracy": 0.10, "A/G nll": 2.3}, 1: {"A/G accuracy": 0.10, "A/G nll": 2.3}},
+    }
+
+    def test_they_are_paired_by_seed(self) -> None:
+        found = ablations.differences(self.FOUND, "A/G accuracy")
+        assert found["no-guard"] == pytest.approx([-0.01])
+        assert found["paper"] == pytest.approx([-0.26, -0.24])
+        assert found["meta-bayfl"] == [0.0, 0.0]
+
+    def test_one_row_each_in_the_order_of_the_config_and_a_collapse_at_the_edge(self) -> None:
+        accuracy = ablations.draw(self.FOUND).axes[0]
+        assert [label.get_text() for label in accuracy.get_yticklabels()] == ["no-guard", "paper"]
+        places = [float(x) for dots in accuracy.collections for x, _ in dots.get_offsets()]
+        assert min(places) == -ablations.LIMITS["A/G accuracy"]
