@@ -99,7 +99,7 @@ class TestState:
         assert not torch.equal(own["mu"], fit.update.payload["mu"])
 
     def test_an_average_goes_a_share_of_the_way_each_round(self) -> None:
-        method, data = MetaBayFL(personal="average", personal_share=0.25, **ONE_RATE), client_data()
+        method, data = MetaBayFL(personal="average", personal_share=0.25, personal_mix=1.0, **ONE_RATE), client_data()
         ctx = Context(make_task(method, network(), Categorical(3)), client=2, clients={2: len(data)})
         down = method.init_server(ctx)
         first = method.fit(down, {}, data, ctx)
@@ -108,6 +108,18 @@ class TestState:
         wanted = 0.75 * first.update.payload["mu"] + 0.25 * second.update.payload["mu"]
         torch.testing.assert_close(second.state["own.mu"], wanted)
         assert same(method.personalise(down, second.state, None, data, ctx), get(second.state, "own"))
+
+    @pytest.mark.parametrize("mix", [0.0, 0.3])
+    def test_an_average_is_mixed_with_what_is_received_now(self, mix: float) -> None:
+        method, data = MetaBayFL(personal_mix=mix, **ONE_RATE), client_data()
+        ctx = Context(make_task(method, network(), Categorical(3)), client=2, clients={2: len(data)})
+        fit = method.fit(method.init_server(ctx), {}, data, ctx)
+        down = method.init_server(ctx)
+        down["mu"] += 1.0
+        own = method.personalise(down, fit.state, None, data, ctx)
+        for name in ("mu", "rho"):
+            torch.testing.assert_close(own[name], (1 - mix) * down[name] + mix * fit.state[f"own.{name}"])
+        assert torch.equal(own["log_frequencies"], fit.state["own.log_frequencies"])
 
     def test_what_diverges_stays_as_it_was(self) -> None:
         method, data = MetaBayFL(personal="prox", prox=1e9, optimiser="sgd", epochs=1), client_data()

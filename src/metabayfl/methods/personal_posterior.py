@@ -17,10 +17,12 @@ class PersonalPosterior(BayFL):
     """A Bayesian method whose clients may train a posterior of their own beside the one that is shared."""
 
     personal: Literal["last", "average", "prox"] = "average"
-    """The client's own model: what its last training left, an average of that over rounds, or a posterior of its own
-    that is pulled to the received one."""
+    """The client's own model: what its last training left, an average of that over rounds mixed with what it receives,
+    or a posterior of its own that is pulled to the received one."""
     personal_share: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Share of the last training in a personal posterior that is an average over rounds."""
+    """Share of the last training in the average over rounds."""
+    personal_mix: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of that average in the client's own model; the rest is what the client receives."""
     prox: NotNegative = 0.1
     """Strength of the pull of a personal posterior's means to the received ones (lambda); 0 is local training."""
 
@@ -68,5 +70,9 @@ class PersonalPosterior(BayFL):
     def personalise(
         self, down: Params, state: Params, personal: Params | None, data: TrainData, ctx: Context
     ) -> Params:
-        """Return the personal posterior, if there is one."""
-        return get(state, "own") or super().personalise(down, state, personal, data, ctx)
+        """Return the personal posterior, if there is one; an average over rounds is mixed with what is received."""
+        own = get(state, "own") or super().personalise(down, state, personal, data, ctx)
+        if self.personal != "average":
+            return own
+        received = ctx.task.join(down, state)
+        return own | {name: tensor.lerp(own[name], self.personal_mix) for name, tensor in received.items()}
