@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from metabayfl.methods.base import Method
-from metabayfl.methods.evidence import BEYOND_NOISE, HARMLESS
+from metabayfl.methods.evidence import BEYOND_NOISE
 from metabayfl.optim import Objective, descend
 from metabayfl.types import Context, Diverged, Params, TrainData
 
 FEWEST_STEPS = 5
 FEWEST_STEPS_TO_STOP = 4
 """Losers are not told from winners by fewer."""
+HALF_AS_MUCH_AGAIN = 0.5
+"""Share of a smaller rate's training loss by which that of a loser is above it: an optimiser that starts anew may
+raise the loss at first and still be the best."""
 
 
 class Trial:
@@ -84,13 +87,13 @@ def take_first_step(trials: Sequence[Trial]) -> None:
 
 
 def stop_losers(trials: Sequence[Trial]) -> None:
-    """Stop rates whose training loss is above that of a smaller one, step by step, beyond noise and by as much as does
-    harm: they are too large. A rate that is too small is not seen in training; d_n tells.
+    """Stop rates whose training loss is far above that of a smaller one, step by step and beyond noise: they are too
+    large. A rate that is too small is not seen in training; d_n tells.
     """
     traces = {trial.rate: torch.tensor(trial.nll[1:], dtype=torch.float64) for trial in trials if not trial.failed}
     for trial in trials:
         smaller = [trace for rate, trace in traces.items() if rate < trial.rate]
-        if not trial.failed and any(is_worse(traces[trial.rate], trace, HARMLESS) for trace in smaller):
+        if not trial.failed and any(is_worse(traces[trial.rate], trace, HALF_AS_MUCH_AGAIN) for trace in smaller):
             trial.failed = True
 
 
