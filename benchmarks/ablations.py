@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 from verdict import OURS, Table, as_markdown, column, read, tabulate
 
@@ -44,10 +45,10 @@ def draw(table: Table) -> Figure:
         found, limit = differences(table, name), LIMITS[name]
         axes.axvline(0.0, color=GREY, linewidth=1)
         for row, method in enumerate(methods):
-            shown = [max(-limit, min(limit, value)) for value in found[method]]
-            axes.scatter(shown, [row] * len(shown), 10, color=GREY, zorder=2)
-            if shown:
-                axes.scatter([sum(shown) / len(shown)], [row], 36, color=BLUE, zorder=3)
+            values = found[method]
+            axes.scatter(np.clip(values, -limit, limit), [row] * len(values), 10, color=GREY, zorder=2)
+            if values:
+                axes.scatter([np.clip(np.mean(values), -limit, limit)], [row], 36, color=BLUE, zorder=3)
         axes.set(title=title, xlim=(-1.08 * limit, 1.08 * limit), yticks=range(len(methods)), yticklabels=methods)
         axes.grid(axis="y", color="#eeeeee")
         axes.set_axisbelow(True)

@@ -55,6 +55,8 @@ def test_each_criterion_can_hold_and_fail(start: str, number: str, good: float, 
 def test_what_was_not_measured_gets_no_verdict() -> None:
     assert said(table(), "required: share of the sweep's passes") == ""
     assert said(table(), "required: accuracy against the best fixed rate") == ""
+    one_rate = {verdict.SWEEP[0]: {seed: {"A/G accuracy": 0.3} for seed in range(3)}}
+    assert said(table() | one_rate, "required: accuracy against the best fixed rate") == ""
 
 
 @pytest.mark.parametrize(("backward", "expected"), [(100.0, "holds"), (400.0, "**fails here**")])
@@ -101,3 +103,11 @@ class TestAblations:
         assert [label.get_text() for label in accuracy.get_yticklabels()] == ["no-guard", "paper"]
         places = [float(x) for dots in accuracy.collections for x, _ in dots.get_offsets()]
         assert min(places) == -ablations.LIMITS["A/G accuracy"]
+
+    def test_a_mean_is_of_what_was_measured_and_not_of_what_is_drawn(self) -> None:
+        found = {
+            "meta-bayfl": {0: {"A/G accuracy": 0.3}, 1: {"A/G accuracy": 0.3}},
+            "paper": {0: {"A/G accuracy": 0.1}, 1: {"A/G accuracy": 0.38}},
+        }
+        mean = ablations.draw(found).axes[0].collections[-1].get_offsets()[0][0]
+        assert mean == pytest.approx(-0.06)
