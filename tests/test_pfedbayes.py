@@ -52,10 +52,10 @@ class TestPriorStep:
     def test_it_leads_to_the_personal_posterior(self) -> None:
         personal, follower = leader(), Follower({"mu": MU, "rho": RHO})
         for _ in range(2000):
-            follower.prior()
             follower.follow(personal, 1.0)
             for group in follower.groups:
                 group.values.sub_(group.gradient, alpha=0.02)
+            follower.moved()
         torch.testing.assert_close(follower.mu, OWN_MU, rtol=0.0, atol=1e-6)
         torch.testing.assert_close(follower.rho, OWN_RHO, rtol=0.0, atol=1e-6)
 

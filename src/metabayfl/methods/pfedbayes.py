@@ -59,7 +59,7 @@ class PFedBayes(Variational):
             losses.append(nll)
             follower.follow(elbo, scale)
             mover.step(rate)
-            elbo.set_prior(follower.prior())
+            elbo.set_prior(follower.moved())
         metrics = {"nll": Trace(losses).last(data.steps_per_epoch()), "rate": rate, "steps": len(losses)}
         personal = elbo.model()
         fit = self.leave(follower.model(personal), metrics | elbo.metrics(), data, ctx)
@@ -89,9 +89,13 @@ class Follower:
         ]  # fmt: skip
 
     def prior(self) -> Prior:
-        """Return it, as far as it has gone, as the prior of the personal posterior; the mean is no copy."""
-        self.sigma = sigma_of(self.rho)
+        """Return it as the prior of the personal posterior; nothing is copied."""
         return Prior(self.mu, self.sigma)
+
+    def moved(self) -> Prior:
+        """Say that mu and rho have taken a step; returns the prior that it is now."""
+        self.sigma = sigma_of(self.rho)
+        return self.prior()
 
     def follow(self, leader: Elbo, scale: float) -> None:
         """Leave the gradient of scale · KL(q || w) by w: there is no likelihood in it.
