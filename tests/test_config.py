@@ -9,7 +9,7 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metabayfl.config import EvalOptions, Plan, RunConfig, apply, as_toml, read
+from metabayfl.config import EvalOptions, Plan, RunConfig, apply, as_toml, read, read_comparison
 from metabayfl.methods import BayFL, FedAvg, create
 from metabayfl.options import InputError
 
@@ -47,6 +47,50 @@ class TestRead:
     def test_bad_toml(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "bad.toml").write_bytes(content)
         refused(lambda: read(tmp_path / "bad.toml"), "bad.toml is not valid TOML")
+
+
+def write(folder: Path, **files: str) -> Path:
+    """Write configs, and return the last one's path."""
+    for name, content in files.items():
+        (folder / f"{name}.toml").write_text(content)
+    return folder / f"{list(files)[-1]}.toml"
+
+
+class TestExtends:
+    BASE = "rounds = 9\n[data]\nclients = 3\nalpha = 0.1\n[methods.fedavg]\nrate = 0.1\nepochs = 2\n[methods.bayfl]\n"
+
+    def test_values_come_on_top_key_by_key(self, tmp_path: Path) -> None:
+        config = read(write(tmp_path, base=self.BASE, top='extends = "base.toml"\nseed = 4\n[data]\nclients = 7\n'))
+        assert (config.rounds, config.seed, config.data.clients, config.data.alpha) == (9, 4, 7, 0.1)
+
+    def test_equals_the_file_written_out(self, tmp_path: Path) -> None:
+        middle = 'extends = "base.toml"\n[data]\nalpha = 0.2\n'
+        top = write(tmp_path, base=self.BASE, middle=middle, top='extends = "middle.toml"\nrounds = 2\n')
+        whole = self.BASE.replace("0.1\n[m", "0.2\n[m").replace("9", "2")
+        assert read_comparison(top) == read_comparison(write(tmp_path, whole=whole))
+
+    def test_sections_of_methods_say_which_there_are(self, tmp_path: Path) -> None:
+        """Their values are those of the same label below, unless given anew."""
+        top = 'extends = "base.toml"\n[methods.fedavg]\nrate = 1.0\n[methods.ditto]\n'
+        config = read_comparison(write(tmp_path, base=self.BASE, top=top))
+        assert config.methods == {"fedavg": {"rate": 1.0, "epochs": 2}, "ditto": {}}
+        config = read_comparison(write(tmp_path, base=self.BASE, top='extends = "base.toml"\n'))
+        assert list(config.methods) == ["fedavg", "bayfl"]
+
+    def test_a_value_replaces_a_section_and_is_refused_as_such(self, tmp_path: Path) -> None:
+        top = write(tmp_path, base=self.BASE, top='extends = "base.toml"\ndata = 3\n')
+        refused(lambda: read(top), "data = 3", "section")
+
+    def test_changes_come_last(self, tmp_path: Path) -> None:
+        top = write(tmp_path, base=self.BASE, top='extends = "base.toml"\nrounds = 8\n')
+        assert read(top, ["rounds=7"]).rounds == 7
+
+    def test_refusals(self, tmp_path: Path) -> None:
+        top = write(tmp_path, top='extends = "no.toml"\n')
+        refused(lambda: read(top), "no.toml, which top.toml extends", "No such file")
+        refused(lambda: read(write(tmp_path, top="extends = 3\n")), "extends = 3", "a TOML file beside top.toml")
+        loop = write(tmp_path, one='extends = "two.toml"\n', two='extends = "one.toml"\n')
+        refused(lambda: read(loop), "two.toml extends itself")
 
 
 WRONG: list[tuple[str, list[str]]] = [

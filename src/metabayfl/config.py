@@ -216,16 +216,42 @@ def read_comparison(path: Path, changes: Iterable[str] = ()) -> CompareConfig:
 
 
 def read_values(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
-    """Read a TOML file and apply `key=value` changes."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read config {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from None
+    """Read a TOML file, on top of those that it extends, and apply `key=value` changes."""
+    values = _read_on_top(path, ())
     for change in changes:
         apply(values, change)
     return values
+
+
+def _read_on_top(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """Read a file and the one that it extends; its own [methods] sections say which of them there are."""
+    if path.resolve() in above:
+        raise InputError(f"{path} extends itself, over {len(above)} files: a chain with an end is accepted")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        whose = f", which {above[-1].name} extends" if above else ""
+        raise InputError(f"cannot read config {path}{whose}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+    below = values.pop("extends", None)
+    if below is None:
+        return values
+    if not isinstance(below, str):
+        raise InputError(f"extends = {below!r}: the name of a TOML file beside {path.name} is accepted")
+    merged = _merge(_read_on_top(path.parent / below, (*above, path.resolve())), values)
+    if isinstance(own := values.get("methods"), dict):
+        merged["methods"] = {label: merged["methods"][label] for label in own}
+    return merged
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Put values over others; sections that both have are merged."""
+    merged = dict(below)
+    for key, value in above.items():
+        are_sections = isinstance(value, dict) and isinstance(below.get(key), dict)
+        merged[key] = _merge(below[key], value) if are_sections else value
+    return merged
 
 
 def apply(values: dict[str, Any], change: str) -> None:
