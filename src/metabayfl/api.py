@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from metabayfl.config import EvalOptions, Plan, SelectOptions
 from metabayfl.data.arrays import whole
 from metabayfl.data.federation import Federation
+from metabayfl.diagnosis import diagnose
 from metabayfl.engine import local
 from metabayfl.engine.local import MISSED_DEADLINE
 from metabayfl.engine.plan import Job, make_job
@@ -67,6 +68,8 @@ def federate(
     if faults:
         first = f"round {faults[0]['round']}, client {faults[0]['client']}: {faults[0]['fault']}"
         warnings.warn(f"{len(faults)} updates did not count ({first})", stacklevel=2)
+    for found in diagnose(result.events, result.method.model_dump()):
+        warnings.warn(found, stacklevel=2)
     return result
 
 

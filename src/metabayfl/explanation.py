@@ -4,17 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from metabayfl.comparison import Grid
+from metabayfl.diagnosis import collapses_of
 from metabayfl.optim import rate_at
 from metabayfl.options import InputError
 
 Event = dict[str, Any]
 FEW_SAMPLES = 30
-SMALL_KL = 0.01
-"""Nats per weight under which a posterior says little more than its prior."""
-SMALL_SIGMA = 0.01
-"""Share of the prior's (or the initial) spread under which a posterior is a point."""
-
-
 RULES = {
     "best": "the rate with the lowest loss on d_n",
     "one-se": "the largest rate whose loss on d_n is within one standard error of the best: trials favour small ones",
@@ -126,7 +121,8 @@ def _loss(event: Event) -> list[str]:
 
 def warnings_of(event: Event, about: Mapping[str, Any]) -> list[str]:
     """Return what deserves a second look."""
-    return [*_selection_warnings(event, _candidates(event, about)), *_posterior_warnings(event, about["method"])]
+    collapses = [f"the posterior has {kind}" for kind in collapses_of(event, about["method"])]
+    return [*_selection_warnings(event, _candidates(event, about)), *collapses]
 
 
 def _selection_warnings(event: Event, candidates: Sequence[float]) -> list[str]:
@@ -142,17 +138,4 @@ def _selection_warnings(event: Event, candidates: Sequence[float]) -> list[str]:
         found.append(
             f"scores use only {event['scored_samples']:g} samples of d_n: chance has a large say in the choice"
         )
-    return found
-
-
-def _posterior_warnings(event: Event, method: Mapping[str, Any]) -> list[str]:
-    if "noisy_weights" not in event:
-        return []
-    found = []
-    fixed = method.get("prior") == "fixed"
-    if fixed and event["kl"] < SMALL_KL * event["noisy_weights"]:
-        found.append("the posterior has collapsed to the prior: it has learnt next to nothing (lower method.kl_weight)")
-    reference = event.get("prior_sigma", 0.0) if fixed else method.get("initial_sigma", 0.0)
-    if event["sigma"] < SMALL_SIGMA * reference:
-        found.append("the posterior has collapsed to a point: it knows no uncertainty (raise method.kl_weight)")
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 from metabayfl.commands.terminal import console
 from metabayfl.config import RunConfig
 from metabayfl.data.sources.files import VARIABLE, data_folder
+from metabayfl.diagnosis import diagnose
 from metabayfl.engine.local import Observer
 from metabayfl.experiment import Experiment, is_finished
 from metabayfl.experiment import resume as resume_run
@@ -69,6 +70,8 @@ def observer(bar: ProgressBar, out: Path, track: bool) -> Observer:
 def show(result: Result, options: argparse.Namespace) -> int:
     """Print the metrics of a finished run."""
     path = result.directory.path
+    for found in diagnose(result.events, result.method.model_dump()):
+        print(f"metabayfl: warning: {found}", file=sys.stderr)
     if options.json:
         about = {"run": str(path), "method": result.method.name, "seed": result.seed}
         print(json.dumps(about | {"metrics": result.metrics}))

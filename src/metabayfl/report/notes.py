@@ -3,13 +3,17 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from metabayfl.diagnosis import diagnose
 from metabayfl.report.runs import Run
+
+MOST_NAMED = 5
+"""Runs that a note names one by one."""
 
 
 def notes(groups: Mapping[str, Sequence[Run]]) -> list[str]:
     """Return one sentence for each thing that limits what the report says."""
     runs = [run for group in groups.values() for run in group]
-    found = [*_not_comparable(runs), *_unfinished(runs)]
+    found = [*_not_comparable(runs), *_unfinished(runs), *_collapsed(runs)]
     if found and any(len(group) > 1 and not all(run.finished for run in group) for group in groups.values()):
         found.append("Late rounds of unfinished repetitions average fewer seeds.")
     if any(not run.history for run in runs):
@@ -45,6 +49,15 @@ def _unfinished(runs: Sequence[Run]) -> list[str]:
     open_ = [run for run in runs if not run.finished]
     if not open_:
         return []
-    named = [f"{run.label} seed {run.seed} (round {run.last_round} of {run.about['rounds']})" for run in open_[:5]]
-    more = [f"{len(open_) - 5} more"] if len(open_) > 5 else []
+    named = [
+        f"{run.label} seed {run.seed} (round {run.last_round} of {run.about['rounds']})" for run in open_[:MOST_NAMED]
+    ]
+    more = [f"{len(open_) - MOST_NAMED} more"] if len(open_) > MOST_NAMED else []
     return [f"Unfinished, shown as far as they are: {', '.join(named + more)}."]
+
+
+def _collapsed(runs: Sequence[Run]) -> list[str]:
+    """Name the runs whose posteriors say nothing."""
+    found = [(run, words) for run in runs for words in diagnose(run.events, run.about["method"])]
+    named = [f"{run.label} seed {run.seed}: {words}." for run, words in found[:MOST_NAMED]]
+    return named + ([f"So have those of {len(found) - MOST_NAMED} more runs."] if len(found) > MOST_NAMED else [])
