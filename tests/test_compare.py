@@ -15,6 +15,9 @@ CONFIG = {
     "data": {"clients": 2, "partition": "iid", "fraction": 0.05},
     "eval": {"every": 2, "samples": 2},
 }
+CONFIGS = set(Path(__file__).parents[1].glob("configs/*.toml")) - set(
+    Path(__file__).parents[1].glob("configs/*_tuned.toml")
+)
 
 
 def config(**changes: object) -> CompareConfig:
@@ -63,12 +66,12 @@ class TestGrid:
         assert len(compare.make_grid(leaking, ["meta-fl"], [0], tmp_path, allow_leak=True)) == 1
         assert not list(tmp_path.iterdir())
 
-    @pytest.mark.parametrize("name", ["ablations", "bench_small", "demo", "selection"])
-    def test_configs_of_the_repository_are_in_order(self, name: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("path", sorted(CONFIGS), ids=lambda path: path.stem)
+    def test_configs_of_the_repository_are_in_order(self, path: Path, tmp_path: Path) -> None:
         """Every label has a method, every field is known, and no two rows are the same run."""
-        found = read_comparison(Path(__file__).parents[1] / "configs" / f"{name}.toml")
+        found = read_comparison(path)
         cells = compare.make_grid(found, [], [0], tmp_path)
-        assert len({fingerprint.config_hash(cell.config) for cell in cells}) == len(found.methods) > 3
+        assert len({fingerprint.config_hash(cell.config) for cell in cells}) == len(found.methods) > 0
 
     def test_a_run_is_not_repeated_unless_its_config_changed(self, tmp_path: Path) -> None:
         cells = compare.make_grid(config(), ["fedavg"], [0, 1], tmp_path)
