@@ -160,7 +160,7 @@ class TestResult:
             assert event["fault"] == ""
             assert event["nll"] > 0
             assert event["kl"] > 0
-            assert event["kl_scale"] == pytest.approx(0.45 * event["round"] / 31 / 32)
+            assert event["kl_scale"] == pytest.approx(0.75 * event["round"] / 51 / 32)
             assert event["weight"] == 16
             assert min(event["bytes_up"], event["bytes_down"], event["seconds"]) > 0
 

@@ -34,7 +34,7 @@ class BayFL(ClassFrequencies, Variational):
     posterior have it too (they go to their most probable value); norm layers and `deterministic` ones have not."""
     kl: Literal["client", "federation"] = "federation"
     """Divide the KL by the client's training samples (its own ELBO) or by everybody's (one posterior for all data)."""
-    kl_weight: NotNegative = 0.45
+    kl_weight: NotNegative = 0.75
     """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples."""
-    warm_up: Annotated[int, Field(ge=0)] = 30
+    warm_up: Annotated[int, Field(ge=0)] = 50
     """Rounds in which the weight of the KL grows from little to all of it; not for ivon, whose steps depend on it."""
