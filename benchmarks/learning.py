@@ -33,12 +33,12 @@ def is_personal(method: str) -> bool:
 
 
 def judge(table: Table, method: str) -> str:
-    """Say whether it is worth it, as the numbers have it."""
+    """Say whether it is worth it; a personal one is above another if the interval of their difference is above 0."""
     if method == ALONE:
         return ""
     if is_personal(method):
         against = {other: difference(table, method, OWN, other, OWN) for other in (ALONE, FEDERATED)}
-        beaten = [other for other, found in against.items() if found is not None and found.mean > 0]
+        beaten = [other for other, found in against.items() if found and found.mean > 0 and found.leaves_out_zero]
         return f"above {' and '.join(beaten)}" if beaten else "above neither"
     gained = difference(table, method, COMMON, ALONE, EVERYWHERE)
     return "" if gained is None else "learns" if gained.mean >= NEEDED else "**fails here**"

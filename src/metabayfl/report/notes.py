@@ -60,4 +60,4 @@ def _collapsed(runs: Sequence[Run]) -> list[str]:
     """Name the runs whose posteriors say nothing."""
     found = [(run, words) for run in runs for words in diagnose(run.events, run.about["method"])]
     named = [f"{run.label} seed {run.seed}: {words}." for run, words in found[:MOST_NAMED]]
-    return named + ([f"So have those of {len(found) - MOST_NAMED} more runs."] if len(found) > MOST_NAMED else [])
+    return named + ([f"{len(found) - MOST_NAMED} more like these."] if len(found) > MOST_NAMED else [])
