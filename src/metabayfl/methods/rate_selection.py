@@ -50,7 +50,7 @@ class RateSelection(ScoredOnDn):
 
     optimiser: OptimiserName = "sgd"
     """Local optimiser, fresh in every round."""
-    rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1e-3, 3e-3, 1e-2, 2e-2, 3e-2, 1e-1)
+    rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1e-3, 3e-3, 1e-2, 2e-2, 3e-2, 1e-1, 3e-1)
     """Candidates, written like `rate`, which is not used."""
     select_every: Literal["round", "epoch"] = "round"
     """Choose once per round, or anew in every local epoch from where the last one ended."""
@@ -71,8 +71,8 @@ class RateSelection(ScoredOnDn):
     no harm to speak of: trials are short, and what pays in the long run does not show in them."""
     guard: bool = True
     """Take an averaged model back that is much worse on the clients' d_n than the one before, and lower the largest
-    allowed rate; that starts in the middle of the candidates, or higher where rounds have few steps, and may double
-    while models get better."""
+    allowed rate; that starts a third of the way up the candidates, or higher where rounds have few steps, and may
+    double while models get better."""
     guard_draws: Count = 10
     """Weight samples with which the received model is judged for the guard: with few of them wide posteriors look worse
     than they predict."""
@@ -186,7 +186,7 @@ class RateSelection(ScoredOnDn):
     def init_server(self, ctx: Context) -> Params:
         """Return the model, the one before it, the guard, no evidence."""
         model, rates = super().init_server(ctx), self.rates_at_first(ctx)
-        start = rates[(len(rates) - 1) // 2] if self.guard else rates[-1]
+        start = rates[len(rates) // 3] if self.guard else rates[-1]
         return self.server_state(model, model, Guard(start, rates[-1], rates[-1]), nothing(len(rates)))
 
     def server_state(self, model: Params, before: Params, guard: Guard, evidence: Evidence) -> Params:
