@@ -157,10 +157,10 @@ class TestGuards:
         assert self.after_round(method, [1e-3, 1e-2], -0.1)["guard"][:2].tolist() == pytest.approx([1e-3, 1e-2])
         assert self.after_round(method, [5e-3, 5e-3], -0.2)["guard"][:2].tolist() == pytest.approx([5e-3, 5.25e-3])
 
-    def test_it_starts_in_the_middle(self) -> None:
+    def test_it_starts_a_third_of_the_way_up(self) -> None:
         ctx = Context(make_task(mb.MetaFL(), network(), Categorical(3)))
-        assert mb.MetaFL().init_server(ctx)["guard"][:2].tolist() == [1e-2, 1e-1]
-        assert mb.MetaFL(guard=False).init_server(ctx)["guard"][:2].tolist() == [1e-1, 1e-1]
+        assert mb.MetaFL().init_server(ctx)["guard"][:2].tolist() == [1e-2, 3e-1]
+        assert mb.MetaFL(guard=False).init_server(ctx)["guard"][:2].tolist() == [3e-1, 3e-1]
 
     def test_clients_report_how_their_loss_changed_sample_by_sample(self) -> None:
         data = client_data()
