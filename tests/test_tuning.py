@@ -75,9 +75,11 @@ class TestChoice:
 
 def test_a_comparison_takes_the_values_over() -> None:
     config = CompareConfig(methods={"fedavg": {"epochs": 3}})
-    found = compare.with_tuned(config, {"methods": {"fedavg": {"rate": 0.5, "epochs": 9}, "ditto": {"rate": 0.1}}})
+    values = {"methods": {"fedavg": {"rate": 0.5, "epochs": 9}, "ditto": {"rate": 0.1}, "no such": {"rate": 0.2}}}
+    found = compare.with_tuned(config, ["fedavg", "ditto"], values)
     assert compare.method_section(found, "fedavg") == {"name": "fedavg", "epochs": 3, "rate": 0.5}
     assert compare.method_section(found, "ditto") == {"name": "ditto", "rate": 0.1}
+    assert list(compare.with_tuned(config, [], values).methods) == ["fedavg"]  # other tables were tuned for the rest
 
 
 def test_on_the_command_line(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

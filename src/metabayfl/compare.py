@@ -67,11 +67,10 @@ def make_grid(
     return cells
 
 
-def with_tuned(config: CompareConfig, values: dict[str, Any]) -> CompareConfig:
-    """Return a config whose [methods.LABEL] sections begin with tuned values."""
-    sections = {label: dict(section) for label, section in config.methods.items()}
-    for label, tuned in values.get("methods", {}).items():
-        sections[label] = tuned | sections.get(label, {})
+def with_tuned(config: CompareConfig, labels: Sequence[str], values: dict[str, Any]) -> CompareConfig:
+    """Return a config whose [methods.LABEL] sections begin with tuned values; those of others are left aside."""
+    tuned = values.get("methods", {})
+    sections = {label: tuned.get(label, {}) | config.methods.get(label, {}) for label in labels or config.methods}
     return config.model_copy(update={"methods": sections})
 
 

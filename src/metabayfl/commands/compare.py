@@ -25,7 +25,7 @@ def compare(options: argparse.Namespace) -> int:
     out = options.out or Path("runs", f"compare-{options.config.stem}")
     labels = split_labels(options.methods)
     tuned = read_values(options.tuned) if options.tuned else {}
-    cells = make_grid(with_tuned(options.settings, tuned), labels, options.seeds, out, options.allow_leak)
+    cells = make_grid(with_tuned(options.settings, labels, tuned), labels, options.seeds, out, options.allow_leak)
     if options.plan:
         return _plan(cells, options.workers, options.json)
     if options.record:
