@@ -1,13 +1,16 @@
 import csv
 import io
+import time
 from pathlib import Path
 
 import pytest
 
+from federations import killed_after
 from metabayfl import compare, comparison, fingerprint
 from metabayfl.config import CompareConfig, RunConfig, read_comparison
 from metabayfl.options import InputError
 from metabayfl.statistics import paired_difference, spread
+from metabayfl.store import RunDirectory
 
 CONFIG = {
     "rounds": 2,
@@ -22,6 +25,17 @@ CONFIGS = set(Path(__file__).parents[1].glob("configs/*.toml")) - set(
 
 def config(**changes: object) -> CompareConfig:
     return CompareConfig(**(CONFIG | changes))
+
+
+def locked(path: Path) -> bool:
+    """Return whether a process works on a run."""
+    run = RunDirectory(path)
+    try:
+        run.lock()
+    except InputError:
+        return True
+    run.unlock()
+    return False
 
 
 class TestGrid:
@@ -89,6 +103,16 @@ class TestGrid:
             rows.append([{k: v for k, v in row.items() if "seconds" not in k} for row in compare.collect(cells)])
         assert rows[0] == rows[1]
         assert {"G/G accuracy", "P/L accuracy worst", "bytes_up"} <= rows[0][0].keys()
+
+    def test_a_killed_comparison_leaves_nobody_at_work(self, tmp_path: Path) -> None:
+        cells = compare.make_grid(config(rounds=100_000), ["fedavg"], [0, 1], tmp_path)
+        assert killed_after(8, lambda: list(compare.run_cells(cells, 2, 1)))
+        deadline = time.monotonic() + 30
+        for cell in cells:
+            assert cell.path.exists()
+            while locked(cell.path):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
 
     def test_a_failing_run_is_reported_and_the_others_go_on(self, tmp_path: Path) -> None:
         variants = {"wild": {"name": "fedavg", "optimiser": "sgd", "rate": 1e30}, "tame": {"name": "fedavg"}}

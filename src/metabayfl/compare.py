@@ -1,9 +1,12 @@
 """A grid of runs, methods x seeds: resumable, in parallel, never repeated."""
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +91,24 @@ def run_cells(cells: Sequence[Cell], processes: int, workers: int) -> Iterator[t
         for cell in cells:
             yield cell, run_cell(cell, workers)
         return
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork"))
+    context = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=end_with_parent)
     try:
         futures = {pool.submit(run_cell, cell, workers): cell for cell in cells}
         for future in as_completed(futures):
             yield futures[future], future.result()
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C, what has not begun does not begin
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it is killed: its run would keep a core and the lock for long."""
+    threading.Thread(target=_watch, args=(multiprocessing.parent_process(),), daemon=True).start()
+
+
+def _watch(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def run_cell(cell: Cell, workers: int) -> str:
