@@ -174,17 +174,13 @@ class PairedElbo(Elbo):
     def _data_gradients(self, x: Tensor, y: Tensor) -> float:
         if len(x) == 1:
             return super()._data_gradients(x, y)
-        nll = self.task.mirrored_backward(x, y, self._mirror, self.offset).item()
-        mean, spread = (group.gradient for group in self.groups)
-        spread.mul_(2.0).sub_(self._noisy(mean)).mul_(self._eps)
+        torch.addcmul(self._noisy(self.mu), self._sigma, self._eps, value=-1, out=self.task.mirrored)
+        nll = self.task.mirrored_backward(x, y, self.offset).item()
+        mean, mirrored = self._noisy(self.groups[0].gradient), self.groups[1].gradient
+        torch.mul(mean, 2.0, out=self._scratch)
+        mean.add_(mirrored)
+        torch.mul(self._scratch.sub_(mean), self._eps, out=mirrored)
         return nll
-
-    def _mirror(self) -> None:
-        """Keep the first half's gradient where that of rho will be, and go to theta = mu - sigma * eps."""
-        mean, spread = (group.gradient for group in self.groups)
-        spread.copy_(self._noisy(mean))
-        noisy = self._noisy(self.task.weights)
-        torch.addcmul(self._noisy(self.mu), self._sigma, self._eps, value=-1, out=noisy)
 
 
 def samples(posterior: Params, count: int, noise: torch.Generator, into: Tensor) -> Iterator[None]:

@@ -1,9 +1,11 @@
 """A model as a pure function of flat vectors: parameters and buffers in, outputs or gradients out."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from metabayfl.inputs import Preparation, Scaling
@@ -49,33 +51,37 @@ class Task(PlacedModule):
         self.differentiate(nll, len(x))
         return nll.detach()
 
-    def mirrored_backward(
-        self, x: Tensor, y: Tensor, mirror: Callable[[], None], offset: Tensor | None = None
-    ) -> Tensor:
-        """Like `backward`, but `mirror` is called between the halves of the mini-batch.
+    def mirrored_backward(self, x: Tensor, y: Tensor, offset: Tensor | None = None) -> Tensor:
+        """Like `backward`, but the second half of the mini-batch sees `mirrored` in place of the noisy weights.
 
-        It finds the first half's part in `gradient`, and changes the noisy weights; what comes before them is passed
-        only once.
+        The gradient by `mirrored` is left behind the other one, where that of `rho` has its room. What comes before the
+        noisy weights is passed only once.
         """
-        half = (len(x) + 1) // 2
         body, head = self._halves(dropout=False)
         self._train(len(x))
         features = self.prepare(x) if body is None else body(self.prepare(x))
-        halves = [part.detach().requires_grad_(features.requires_grad) for part in features.split(half)]
+        ours, theirs = (part.clone() for part in features.split((len(x) + 1) // 2))  # a head may change its inputs
+        outputs = torch.cat([head(ours), functional_call(head, self._twins, (theirs,), tie_weights=False)])
+        nll = self._nll(outputs, y, offset)
+        self.differentiate(nll, len(x))
+        return nll.detach()
 
-        def pass_half(seen: Tensor, labels: Tensor) -> Tensor:
-            nll = self._nll(head(seen), labels, offset) * (len(labels) / len(y))
-            torch.autograd.backward(nll)
-            return nll.detach()
+    @cached_property
+    def mirrored(self) -> Tensor:
+        """Other values of the noisy weights, for `mirrored_backward`."""
+        return self.weights[: self.bayesian_size].clone()
 
-        self.gradient.zero_()
-        nll = pass_half(halves[0], y[:half])
-        mirror()
-        nll += pass_half(halves[1], y[half:])
-        if features.requires_grad:
-            features.backward(torch.cat([part.grad for part in halves if part.grad is not None]))
-        self.backward_passes += len(x)
-        return nll
+    @cached_property
+    def _twins(self) -> dict[str, Tensor]:
+        """`mirrored` by all names of the parameters, each with its place in `gradient`."""
+        twins = {}
+        for slot in self.layout.slots:
+            if slot.stop <= self.bayesian_size:
+                twin = slot.view(self.mirrored).requires_grad_()
+                twin.grad = slot.view(self.gradient[self.size :])
+                twins[self.module.get_parameter(slot.name)] = twin
+        named = self.module.named_parameters(remove_duplicate=False)
+        return {name: twins[parameter] for name, parameter in named if parameter in twins}
 
     def differentiate(self, loss: Tensor, samples: int) -> None:
         """Leave the gradient of a loss of so many samples, which has its graph, in `gradient`."""
