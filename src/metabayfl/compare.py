@@ -2,11 +2,9 @@
 
 import multiprocessing
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 
 from metabayfl.comparison import Row, row_of
 from metabayfl.config import CompareConfig, RunConfig
+from metabayfl.engine.process import die_with_parent
 from metabayfl.experiment import Experiment, is_finished
 from metabayfl.fingerprint import config_hash, source_hash
 from metabayfl.ledger import summarise_costs
@@ -92,23 +91,13 @@ def run_cells(cells: Sequence[Cell], processes: int, workers: int) -> Iterator[t
             yield cell, run_cell(cell, workers)
         return
     context = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=end_with_parent)
+    pool = ProcessPoolExecutor(processes, context, die_with_parent, (os.getpid(),))
     try:
         futures = {pool.submit(run_cell, cell, workers): cell for cell in cells}
         for future in as_completed(futures):
             yield futures[future], future.result()
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C, what has not begun does not begin
-
-
-def end_with_parent() -> None:
-    """End this process when the one that started it is killed: its run would keep a core and the lock for long."""
-    threading.Thread(target=_watch, args=(multiprocessing.parent_process(),), daemon=True).start()
-
-
-def _watch(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
 
 
 def run_cell(cell: Cell, workers: int) -> str:
