@@ -17,6 +17,7 @@ from metabayfl.inspection import Bayesian
 from metabayfl.likelihood import Categorical
 from metabayfl.task import Task
 from metabayfl.types import Params, Update
+from strangers import Recurrent, Tied, meet
 
 RULES: tuple[Rule, ...] = ("rho", "sigma", "var", "mixture", "sum", "product")
 exact = {"rtol": 1e-11, "atol": 1e-12}
@@ -229,6 +230,29 @@ class TestPairedElbo:
         torch.testing.assert_close(elbo.groups[0].gradient, expected[0], **exact)
         torch.testing.assert_close(elbo.groups[1].gradient, expected[1], **exact)
         assert nll == pytest.approx(expected[2], rel=1e-12)
+
+    @pytest.mark.parametrize("kind", [Tied, Recurrent])
+    def test_all_of_a_module_sees_the_opposite_noise(self, kind: type[nn.Module]) -> None:
+        """Each half passed alone, with its weights in the module itself."""
+        module, x, y = meet(kind, dtype=torch.float64)
+        task = Task(module, Categorical(3), bayesian="all")
+        posterior = task.initial() | {"rho": draw(1, task.bayesian_size) - 2.0}
+        noise = generator(0)
+        eps = torch.empty(task.bayesian_size, dtype=torch.float64).normal_(generator=noise.clone_state())
+        nll = PairedElbo(task, posterior, Prior(0.0, 0.1), 0.0, noise)(x, y)
+        found = task.gradient.clone()
+
+        halves = []
+        for sign, cut in ((1, slice(5)), (-1, slice(5, 9))):
+            task.load(posterior)
+            task.weights[: len(eps)] += sign * sigma_of(posterior["rho"]) * eps
+            loss = len(y[cut]) / 9 * task.backward(x[cut], y[cut])
+            halves.append((loss, len(y[cut]) / 9 * task.gradient[: task.size]))
+        (first, by_first), (second, by_second) = halves
+        assert nll == pytest.approx((first + second).item(), rel=1e-12)
+        torch.testing.assert_close(found[: task.size], by_first + by_second, **exact)
+        by_sigma = eps * (by_first - by_second)[: len(eps)]
+        torch.testing.assert_close(found[task.size :], by_sigma * torch.sigmoid(posterior["rho"]), **exact)
 
     def test_one_sample_is_not_split(self) -> None:
         task = network(3, norm=False)
