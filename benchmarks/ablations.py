@@ -1,15 +1,15 @@
 """What each part of Meta-BayFL is worth: the runs of configs/ablations.toml as a table and a picture.
 
 Each row of the picture is Meta-BayFL with one part changed: its difference to the method as it is, on the same seeds
-and data, a small dot for each seed and a large one for the mean. To the right is more accurate; to the left is a lower
-NLL and a lower ECE.
+and data, a small dot for each seed and a large one for the mean, orange where all seeds are worse. Rows stand under the
+comments of the config. To the right is more accurate; to the left is a lower NLL and a lower ECE.
 
 Usage: python benchmarks/verdict.py keep COMPARE.csv results/ablations.csv
        python benchmarks/ablations.py results/ablations.csv [PICTURE.svg]
 """
 
+import re
 import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +23,7 @@ CONFIG = Path(__file__).parents[1] / "configs" / "ablations.toml"
 PANELS = {"A/G accuracy": "accuracy", "A/G nll": "NLL", "A/G ece": "ECE", "P/L accuracy": "personal accuracy"}
 LIMITS = {"A/G accuracy": 0.1, "A/G nll": 0.3, "A/G ece": 0.15, "P/L accuracy": 0.1}
 """Differences beyond these are drawn at the edge, so that one collapse does not hide the others."""
+ORANGE = "#e08a2e"
 
 
 def differences(table: Table, name: str) -> dict[str, list[float]]:
@@ -35,24 +36,37 @@ def differences(table: Table, name: str) -> dict[str, list[float]]:
     return found
 
 
+def rows_of(config: str, methods: Sequence[str]) -> list[str]:
+    """Return the variants in the order of the config, under its comments: what begins with # is a heading."""
+    found: list[str] = []
+    for heading, method in re.findall(r"^(# .+)$|^\[methods\.(.+)\]", config.partition("extends")[2], re.MULTILINE):
+        if method in methods or heading:
+            found.append(heading or method)
+    return [row for row, after in zip(found, [*found[1:], "#"], strict=True) if not (row[0] == after[0] == "#")]
+
+
 def draw(table: Table) -> Figure:
-    """Draw one panel for each number, one row for each variant, in the order of the config."""
-    order = list(tomllib.loads(CONFIG.read_text(encoding="utf-8"))["methods"])
-    methods = [method for method in order if method != OURS and method in table]
-    figure = Figure(figsize=(11, 1.2 + 0.26 * len(methods)), layout="constrained")
+    """Draw one panel for each number, one row for each variant."""
+    rows = rows_of(CONFIG.read_text(encoding="utf-8"), [method for method in table if method != OURS])
+    figure = Figure(figsize=(11, 1.0 + 0.24 * len(rows)), layout="constrained")
     panels = figure.subplots(1, len(PANELS), sharey=True)
     for axes, (name, title) in zip(panels, PANELS.items(), strict=True):
         found, limit = differences(table, name), LIMITS[name]
         axes.axvline(0.0, color=GREY, linewidth=1)
-        for row, method in enumerate(methods):
-            values = found[method]
-            axes.scatter(np.clip(values, -limit, limit), [row] * len(values), 10, color=GREY, zorder=2)
-            if values:
-                axes.scatter([np.clip(np.mean(values), -limit, limit)], [row], 36, color=BLUE, zorder=3)
-        axes.set(title=title, xlim=(-1.08 * limit, 1.08 * limit), yticks=range(len(methods)), yticklabels=methods)
+        for place, method in enumerate(rows):
+            values = np.array(found.get(method, ()))
+            if len(values):
+                worse = values < 0 if "accuracy" in name else values > 0
+                axes.scatter(np.clip(values, -limit, limit), [place] * len(values), 10, color=GREY, zorder=2)
+                mean = np.clip(values.mean(), -limit, limit)
+                axes.scatter([mean], [place], 36, color=ORANGE if worse.all() else BLUE, zorder=3)
+        axes.set(title=title, xlim=(-1.08 * limit, 1.08 * limit), ylim=(len(rows) - 0.5, -0.5))
+        axes.set_yticks(range(len(rows)), [row.removeprefix("# ") for row in rows])
         axes.grid(axis="y", color="#eeeeee")
+        axes.tick_params(axis="y", length=0)
         axes.set_axisbelow(True)
-    panels[0].invert_yaxis()
+    for label, row in zip(panels[0].get_yticklabels(), rows, strict=True):
+        label.set_fontweight("bold" if row.startswith("#") else "normal")
     figure.suptitle(f"difference to {OURS}, by seed and in the mean", fontsize=10)
     return figure
 

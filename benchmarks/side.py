@@ -20,10 +20,12 @@ COLUMNS = {
     "A/G scaled_nll stopped": "A NLL stopped, scaled",
     "A/G scaled_ece stopped": "A ECE stopped, scaled",
     "P/L accuracy": "P/L",
+    "P/L accuracy stopped": "P/L stopped",
 }
 AGAINST = {
     "A/G over FedAvg stopped": ("A/G accuracy", "A/G accuracy stopped"),
     "P/L over FedAvg": ("P/L accuracy", "P/L accuracy"),
+    "P/L over FedAvg stopped": ("P/L accuracy", "P/L accuracy stopped"),
 }
 """Ours after the last round, and what of FedAvg's it is compared with."""
 

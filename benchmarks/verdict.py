@@ -17,7 +17,7 @@ from metabayfl.statistics import Difference, paired_difference
 
 OURS, THEIRS = "meta-bayfl", "fedavg"
 SWEEP = ("bayfl-1e-3", "bayfl-3e-3", "bayfl-1e-2", "bayfl-2e-2", "bayfl-3e-2", "bayfl-1e-1")
-"""Our candidates as fixed rates."""
+"""Our candidates as fixed rates, but for 0.3, which is for rounds of one or two steps."""
 FAMILY = {OURS, "meta-fl", "mc-dropout", "bayfl", "bayfl-adam", *SWEEP}
 """Methods of our own; the others are competitors."""
 NOT_FEDERATED = {"local", "local-bnn", "central"}

@@ -98,9 +98,10 @@ class TestAblations:
         assert found["paper"] == pytest.approx([-0.26, -0.24])
         assert found["meta-bayfl"] == [0.0, 0.0]
 
-    def test_one_row_each_in_the_order_of_the_config_and_a_collapse_at_the_edge(self) -> None:
+    def test_one_row_each_under_the_comments_of_the_config_and_a_collapse_at_the_edge(self) -> None:
         accuracy = ablations.draw(self.FOUND).axes[0]
-        assert [label.get_text() for label in accuracy.get_yticklabels()] == ["no-guard", "paper"]
+        rows = [label.get_text() for label in accuracy.get_yticklabels()]
+        assert rows == ["Guards and choices", "no-guard", "The letter of the paper", "paper"]
         places = [float(x) for dots in accuracy.collections for x, _ in dots.get_offsets()]
         assert min(places) == -ablations.LIMITS["A/G accuracy"]
 
