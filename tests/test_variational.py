@@ -1,16 +1,21 @@
 """What methods with a Gaussian posterior share: where the prior and the weight of the KL come from."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from metabayfl import Federation
+from metabayfl.config import Plan
+from metabayfl.engine.plan import make_job
 from metabayfl.gaussian import Elbo, Prior, sigma_of
 from metabayfl.ivon import IvonLoss
 from metabayfl.likelihood import Categorical
 from metabayfl.methods.base import make_task
 from metabayfl.methods.bayfl import BayFL
+from metabayfl.methods.meta_bayfl import MetaBayFL
 from metabayfl.types import Context, TrainData
 
 DATA = TrainData(torch.zeros(10, 2, 4, 4), torch.zeros(10, dtype=torch.long), torch.zeros(0), torch.zeros(0), 5)
@@ -76,6 +81,29 @@ class TestWarmUp:
         loss = method.objective(method.init_model(ctx), DATA, ctx)
         assert isinstance(loss, IvonLoss)
         assert loss.kl_scale == pytest.approx(0.8 / 10)
+
+
+class TestAugmentedSamples:
+    @pytest.mark.parametrize(("augmented", "counts"), [(True, 4.0), (False, 1.0)])
+    def test_each_counts_as_several(self, augmented: bool, counts: float) -> None:
+        method = BayFL(kl_weight=0.8, warm_up=0, initial_sigma=0.1, augmented_counts=4.0)
+        ctx = replace(context(method), augmented=augmented)
+        model = method.init_model(ctx)
+        elbo = method.objective(model, DATA, ctx)
+        assert isinstance(elbo, Elbo)
+        assert elbo.kl_scale == pytest.approx(0.8 / 40 / counts)
+        torch.testing.assert_close(sigma_of(model["rho"]), torch.full((26,), 0.1 / counts**0.5))
+
+    def test_the_engine_says_whether_they_are(self) -> None:
+        x, y = torch.rand(20, 1, 16, 16), torch.arange(20) % 2
+        plain = Federation.from_arrays([(x, y)], test_fraction=0)
+        network = nn.Sequential(nn.Flatten(), nn.Linear(256, 2))
+        for augment in (False, True):
+            job = make_job(BayFL(), network, replace(plain, augment=augment), Plan(rounds=1))
+            assert job.context(0).augmented == job.context(0, client=0).augmented == augment
+
+    def test_not_with_the_letter_of_the_paper(self) -> None:
+        assert MetaBayFL(preset="paper").augmented_counts == 1.0
 
 
 def test_without_data_everything_goes_to_the_prior() -> None:

@@ -137,6 +137,8 @@ class Context:
     """Training samples of each client of the federation."""
     unlabelled: Tensor | None = None
     """The pool U; on the server only."""
+    augmented: bool = False
+    """Whether training inputs are changed at random, so that a sample stands for many."""
     seconds: dict[str, float] = field(default_factory=dict)
     """What a hook wants to be known of its time: selection. It goes to the log, not over the wire."""
 

@@ -57,6 +57,7 @@ class Job:
             client=client,
             clients=self.train_sizes,
             unlabelled=self.federation.unlabelled if client is None else None,
+            augmented=self.federation.augment,
         )
 
     @property

@@ -8,6 +8,7 @@ from metabayfl.methods.base import NotNegative, Positive
 from metabayfl.methods.class_frequencies import ClassFrequencies
 from metabayfl.methods.variational import Variational
 from metabayfl.optim import OptimiserName, Rate
+from metabayfl.types import Context
 
 
 class BayFL(ClassFrequencies, Variational):
@@ -38,3 +39,10 @@ class BayFL(ClassFrequencies, Variational):
     """Weight of the KL; 1 is the exact ELBO, which prefers the prior when weights outnumber samples."""
     warm_up: Annotated[int, Field(ge=0)] = 50
     """Rounds in which the weight of the KL grows from little to all of it; not for ivon, whose steps depend on it."""
+    augmented_counts: Positive = 10.0
+    """Samples that one counts as where training inputs are augmented: the KL is divided by it, initial_sigma by its
+    root."""
+
+    def sample_counts(self, ctx: Context) -> float:
+        """Return how many samples each one counts as: an augmented one is seen in many forms."""
+        return self.augmented_counts if ctx.augmented else 1.0

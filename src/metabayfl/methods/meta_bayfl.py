@@ -20,6 +20,7 @@ THE_PAPER: dict[str, Any] = {
     "kl_weight": 1.0,
     "kl": "client",
     "warm_up": 0,
+    "augmented_counts": 1.0,
     "prior": "fixed",
     "prior_sigma": 0.1,
     "rule": "var",

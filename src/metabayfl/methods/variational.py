@@ -81,7 +81,11 @@ class Variational(Method):
 
     def init_model(self, ctx: Context) -> Params:
         """Return the posterior before the first round."""
-        return gaussian.initial(ctx.task, self.initial_sigma)
+        return gaussian.initial(ctx.task, self.initial_sigma / math.sqrt(self.sample_counts(ctx)))
+
+    def sample_counts(self, ctx: Context) -> float:
+        """Return how many samples each one counts as."""
+        return 1.0
 
     def objective(self, model: Params, data: TrainData, ctx: Context) -> Objective:
         """Return the ELBO on the client's data."""
@@ -90,7 +94,8 @@ class Variational(Method):
     def elbo(self, model: Params, prior: gaussian.Prior, data: TrainData, ctx: Context) -> Objective:
         """Return the ELBO with a given prior."""
         samples = len(data) if self.kl == "client" else sum(ctx.clients.values())
-        scale, noise, offset = self.kl_weight / samples, ctx.rng("noise"), self.offset(data, ctx)
+        scale = self.kl_weight / (samples * self.sample_counts(ctx))
+        noise, offset = ctx.rng("noise"), self.offset(data, ctx)
         if self.backend == "ivon":
             return IvonLoss(ctx.task, model, prior, scale, noise, offset)
         scale *= min(1.0, (ctx.round + 1) / (self.warm_up + 1))
