@@ -96,7 +96,7 @@ class TestAugmentedSamples:
 
     def test_the_engine_says_whether_they_are(self) -> None:
         x, y = torch.rand(20, 1, 16, 16), torch.arange(20) % 2
-        plain = Federation.from_arrays([(x, y)], test_fraction=0)
+        plain = Federation.from_arrays([(x, y)])
         network = nn.Sequential(nn.Flatten(), nn.Linear(256, 2))
         for augment in (False, True):
             job = make_job(BayFL(), network, replace(plain, augment=augment), Plan(rounds=1))
