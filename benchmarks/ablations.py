@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from verdict import OURS, Table, as_markdown, column, read, tabulate
+from verdict import OURS, Table, cell, column, read, tabulate
 
 from metabayfl.pictures import BLUE, GREY
 
@@ -36,18 +36,31 @@ def differences(table: Table, name: str) -> dict[str, list[float]]:
     return found
 
 
-def rows_of(config: str, methods: Sequence[str]) -> list[str]:
+def rows_of(table: Table) -> list[str]:
     """Return the variants in the order of the config, under its comments: what begins with # is a heading."""
+    sections = CONFIG.read_text(encoding="utf-8").partition("extends")[2]
     found: list[str] = []
-    for heading, method in re.findall(r"^(# .+)$|^\[methods\.(.+)\]", config.partition("extends")[2], re.MULTILINE):
-        if method in methods or heading:
+    for heading, method in re.findall(r"^(# .+)$|^\[methods\.(.+)\]", sections, re.MULTILINE):
+        if heading or (method in table and method != OURS):
             found.append(heading or method)
     return [row for row, after in zip(found, [*found[1:], "#"], strict=True) if not (row[0] == after[0] == "#")]
 
 
+def as_markdown(table: Table) -> str:
+    """Mean ± standard deviation over seeds, the method as it is first."""
+    lines = [f"| | seeds | {' | '.join(PANELS.values())} |", "|---" * (2 + len(PANELS)) + "|"]
+    for row in (OURS, *rows_of(table)):
+        if row.startswith("#"):
+            lines.append(f"| **{row.removeprefix('# ')}** |" + " |" * (1 + len(PANELS)))
+        else:
+            cells = [cell(name, list(column(table, row, name).values())) for name in PANELS]
+            lines.append(f"| {row} | {len(table[row])} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def draw(table: Table) -> Figure:
     """Draw one panel for each number, one row for each variant."""
-    rows = rows_of(CONFIG.read_text(encoding="utf-8"), [method for method in table if method != OURS])
+    rows = rows_of(table)
     figure = Figure(figsize=(11, 1.0 + 0.24 * len(rows)), layout="constrained")
     panels = figure.subplots(1, len(PANELS), sharey=True)
     for axes, (name, title) in zip(panels, PANELS.items(), strict=True):
